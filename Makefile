@@ -1,0 +1,33 @@
+# `make` lists what there is. Each target is a script in tools/ that can be run by itself.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build run test bench lint fmt clean
+
+help: ## Lists these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Finds or gets the tools that the other targets need, and says where it may not
+	@tools/setup
+
+build: ## Builds build/tollgate_filter.wasm and target/release/tollgate
+	@tools/build
+
+# PORT, UPSTREAM_PORT, ADMIN_PORT, ENDPOINT_PORT and STORE, as `make run PORT=8080` or from the
+# environment: make hands both on.
+run: ## Runs Envoy, the filter and the token endpoint until Ctrl-C (PORT=10000 STORE=memory)
+	@exec tools/run
+
+test: ## Runs every test; the last line is the sum
+	@tools/test
+
+bench: ## Runs the benchmarks
+	@tools/bench
+
+lint: ## Checks format, clippy and the shell scripts
+	@tools/lint
+
+fmt: ## Formats the Rust code
+	@cargo fmt --all
+
+clean: ## Removes what was built here; the cache of tools stays
+	@rm -rf build target
