@@ -1,0 +1,345 @@
+//! One request's decision, as a state machine that does no I/O.
+//!
+//! ```text
+//! step(now) ─► Read(set)   then stored(bytes, version)     local buckets, by compare-and-set
+//!           ─► Write{..}   then written(true or false)
+//!           ─► Ask         then answered(..) or failed(..)  the endpoint, for global policies
+//!           ─► Done(outcome)
+//! ```
+//! Local buckets are charged first, since a rejection there needs no call. If the endpoint then denies, or a policy
+//! fails closed, what the local buckets were charged is given back (except where a policy charges always), so a
+//! request that any policy denies spends nothing from the others.
+
+mod local;
+#[cfg(test)]
+mod tests;
+
+pub use local::{Contention, SetId};
+
+use crate::policy::{FailMode, Plan, PolicySet, Scope};
+use crate::token_bucket::Verdict;
+use crate::units::Micros;
+use crate::wire::{BucketSpec, ChargeRequest, Cost, DecisionAnswer, DecisionRequest, Denial};
+use local::{LocalCharge, LocalRound, Task};
+
+/// What the host is to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Read a set of local buckets; then call [`Decision::stored`].
+    Read(SetId),
+    /// Write a set if it is still at `version` (`None`: if it is still absent); then call [`Decision::written`].
+    Write {
+        /// Which set.
+        set: SetId,
+        /// What to store.
+        bytes: Vec<u8>,
+        /// What [`Decision::stored`] was told.
+        version: Option<u32>,
+    },
+    /// Ask the endpoint for [`Decision::request`]; then call [`Decision::answered`] or [`Decision::failed`].
+    Ask,
+    /// The decision is made.
+    Done(Outcome),
+}
+
+/// How a request was decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It goes on.
+    Admit(Admission),
+    /// It is answered here.
+    Reject(Rejection),
+}
+
+/// Why a request was admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Every policy that applies had the units.
+    Allowed,
+    /// The endpoint could not say, and every policy it was asked for fails open.
+    FailedOpen,
+    /// The endpoint could not say, and the emergency budgets had the units.
+    FailedLocal,
+}
+
+/// Why a request was rejected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// Policies denied it: 429.
+    Denied {
+        /// Those that denied, as places in the policy list, in its order. Never empty.
+        policies: Vec<usize>,
+        /// The longest wait of those that denied; `None` when waiting cannot help.
+        wait: Option<Micros>,
+        /// An emergency budget denied, because the endpoint could not say.
+        emergency: bool,
+    },
+    /// The limiter could not decide, and a policy is closed: 503.
+    Unavailable {
+        /// The policies that failed closed.
+        policies: Vec<usize>,
+    },
+}
+
+/// Why the endpoint gave no verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum FailCause {
+    /// No answer in time.
+    Timeout,
+    /// The connection was refused or broke.
+    Refused,
+    /// The cluster is unknown, has no healthy host, or is at its own bound.
+    NoHost,
+    /// The endpoint answered with a status other than 200.
+    Status,
+    /// The answer is not one.
+    BadAnswer,
+    /// The endpoint's store could not say.
+    Store,
+    /// Too many requests of this worker wait already.
+    TooManyInFlight,
+}
+
+impl FailCause {
+    /// Every cause, in a fixed order.
+    pub const ALL: [Self; 7] =
+        [Self::Timeout, Self::Refused, Self::NoHost, Self::Status, Self::BadAnswer, Self::Store, Self::TooManyInFlight];
+
+    /// As it is called in metrics and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Refused => "refused",
+            Self::NoHost => "no_host",
+            Self::Status => "status",
+            Self::BadAnswer => "bad_answer",
+            Self::Store => "store",
+            Self::TooManyInFlight => "too_many_in_flight",
+        }
+    }
+}
+
+/// The decision of one request.
+#[derive(Debug)]
+pub struct Decision {
+    plan: Plan,
+    /// The local policies' buckets.
+    local: LocalRound,
+    /// The emergency buckets, once the endpoint could not say.
+    emergency: Option<LocalRound>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Charging local buckets.
+    Local,
+    /// Waiting for the endpoint.
+    Asking,
+    /// Charging emergency buckets.
+    Emergency,
+    /// Decided; the local buckets may still have to be given back.
+    Settling(Outcome),
+}
+
+impl Decision {
+    /// Starts the decision that a plan of this set asks for.
+    #[must_use]
+    pub fn new(plan: Plan, set: &PolicySet) -> Self {
+        let charges = plan.charges.iter().filter_map(|charge| {
+            let policy = set.policy(charge.policy)?;
+            let Scope::Local { sharing, charge_always } = policy.scope else { return None };
+            Some(LocalCharge::new(charge, policy, policy.limit, sharing, charge_always))
+        });
+        Self { local: LocalRound::new(charges.collect()), emergency: None, state: State::Local, plan }
+    }
+
+    /// The plan that is being decided.
+    #[must_use]
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What the host is to do now. Asking twice without an answer gives the same step twice.
+    pub fn step(&mut self, set: &PolicySet, now: Micros) -> Step {
+        loop {
+            match &self.state {
+                State::Local => match self.local.next(now) {
+                    Task::Read(id) => return Step::Read(id),
+                    Task::Write { set, bytes, version } => return Step::Write { set, bytes, version },
+                    Task::Settled => self.state = self.after_local(set),
+                },
+                State::Asking => return Step::Ask,
+                State::Emergency => {
+                    let task = self.emergency.as_mut().map_or(Task::Settled, |round| round.next(now));
+                    match task {
+                        Task::Read(id) => return Step::Read(id),
+                        Task::Write { set, bytes, version } => return Step::Write { set, bytes, version },
+                        Task::Settled => self.state = self.after_emergency(),
+                    }
+                }
+                State::Settling(outcome) => match self.local.next(now) {
+                    Task::Read(id) => return Step::Read(id),
+                    Task::Write { set, bytes, version } => return Step::Write { set, bytes, version },
+                    Task::Settled => return Step::Done(outcome.clone()),
+                },
+            }
+        }
+    }
+
+    /// Answers [`Step::Read`]: the stored bytes and their version, or `None` when there are none.
+    pub fn stored(&mut self, value: Option<(&[u8], u32)>, now: Micros) {
+        self.round().stored(value, now);
+    }
+
+    /// Answers [`Step::Write`]: whether the set was still at its version.
+    pub fn written(&mut self, done: bool) {
+        self.round().written(done);
+    }
+
+    /// What [`Step::Ask`] asks for: the charges of all global policies that apply.
+    #[must_use]
+    pub fn request(&self, set: &PolicySet) -> DecisionRequest {
+        let charges = self.global(set).map(|(charge, policy, _)| ChargeRequest {
+            policy: policy.name.clone(),
+            key: charge.key,
+            group: charge.group,
+            cost: Cost(charge.cost),
+            token_bucket: BucketSpec(policy.limit),
+        });
+        DecisionRequest { charges: charges.collect() }
+    }
+
+    /// Answers [`Step::Ask`]. An answer that does not fit the question is a failure.
+    ///
+    /// Gives the cause when the answer is a failure, so that it can be counted.
+    pub fn answered(&mut self, answer: &DecisionAnswer, set: &PolicySet) -> Option<FailCause> {
+        if !matches!(self.state, State::Asking) {
+            return None;
+        }
+        let asked: Vec<usize> = self.global(set).map(|(charge, ..)| charge.policy).collect();
+        let cause = match answer {
+            DecisionAnswer::Admitted(charges) if charges.len() == asked.len() => {
+                self.state = State::Settling(Outcome::Admit(Admission::Allowed));
+                return None;
+            }
+            DecisionAnswer::Denied(charges) if charges.len() == asked.len() => {
+                let denials = asked.iter().zip(charges).filter_map(|(policy, charge)| {
+                    let verdict = match charge.denied? {
+                        Denial::WaitUs(wait) => Verdict::Wait(Micros::new(wait)),
+                        Denial::OverCapacity => Verdict::Never,
+                    };
+                    Some((*policy, verdict))
+                });
+                if let Some(rejection) = Rejection::denied(denials, false) {
+                    self.reject(rejection);
+                    return None;
+                }
+                FailCause::BadAnswer
+            }
+            DecisionAnswer::Failed(_) => FailCause::Store,
+            DecisionAnswer::Admitted(_) | DecisionAnswer::Denied(_) => FailCause::BadAnswer,
+        };
+        self.failed(set);
+        Some(cause)
+    }
+
+    /// Answers [`Step::Ask`] when there is no answer: the fail modes decide. Closed beats local beats open.
+    pub fn failed(&mut self, set: &PolicySet) {
+        if !matches!(self.state, State::Asking) {
+            return;
+        }
+        let closed: Vec<usize> =
+            self.global(set).filter(|(.., mode)| *mode == FailMode::Closed).map(|(charge, ..)| charge.policy).collect();
+        if !closed.is_empty() {
+            self.reject(Rejection::Unavailable { policies: closed });
+            return;
+        }
+        let emergency: Vec<LocalCharge> = self
+            .global(set)
+            .filter_map(|(charge, policy, mode)| match mode {
+                FailMode::Local(limit) => Some(LocalCharge::emergency(charge, policy, limit)),
+                FailMode::Open | FailMode::Closed => None,
+            })
+            .collect();
+        self.state = if emergency.is_empty() {
+            State::Settling(Outcome::Admit(Admission::FailedOpen))
+        } else {
+            self.emergency = Some(LocalRound::new(emergency));
+            State::Emergency
+        };
+    }
+
+    /// Takes what went wrong with local buckets since the last call, to be counted.
+    pub fn take_contention(&mut self) -> Vec<Contention> {
+        let mut all = self.local.take_contention();
+        if let Some(round) = &mut self.emergency {
+            all.extend(round.take_contention());
+        }
+        all
+    }
+
+    fn round(&mut self) -> &mut LocalRound {
+        match (&self.state, &mut self.emergency) {
+            (State::Emergency, Some(round)) => round,
+            _ => &mut self.local,
+        }
+    }
+
+    fn after_local(&mut self, set: &PolicySet) -> State {
+        if let Some(rejection) = self.local.rejection(false) {
+            return State::Settling(Outcome::Reject(rejection));
+        }
+        if self.global(set).next().is_some() {
+            State::Asking
+        } else {
+            State::Settling(Outcome::Admit(Admission::Allowed))
+        }
+    }
+
+    fn after_emergency(&mut self) -> State {
+        match self.emergency.as_ref().and_then(|round| round.rejection(true)) {
+            Some(rejection) => {
+                self.local.deny();
+                State::Settling(Outcome::Reject(rejection))
+            }
+            None => State::Settling(Outcome::Admit(Admission::FailedLocal)),
+        }
+    }
+
+    fn reject(&mut self, rejection: Rejection) {
+        self.local.deny();
+        self.state = State::Settling(Outcome::Reject(rejection));
+    }
+
+    fn global<'a>(
+        &'a self,
+        set: &'a PolicySet,
+    ) -> impl Iterator<Item = (&'a crate::policy::Charge, &'a crate::policy::Policy, FailMode)> {
+        self.plan.charges.iter().filter_map(|charge| {
+            let policy = set.policy(charge.policy)?;
+            match policy.scope {
+                Scope::Global { on_failure } => Some((charge, policy, on_failure)),
+                Scope::Local { .. } => None,
+            }
+        })
+    }
+}
+
+impl Rejection {
+    /// `None` when nobody denied.
+    fn denied(denials: impl Iterator<Item = (usize, Verdict)>, emergency: bool) -> Option<Self> {
+        let (mut policies, mut wait) = (Vec::new(), Some(Micros::ZERO));
+        for (policy, verdict) in denials {
+            match verdict {
+                Verdict::Admit => continue,
+                Verdict::Wait(one) => wait = wait.map(|longest| longest.max(one)),
+                Verdict::Never => wait = None,
+            }
+            policies.push(policy);
+        }
+        (!policies.is_empty()).then_some(Self::Denied { policies, wait, emergency })
+    }
+}

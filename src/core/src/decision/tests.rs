@@ -1,0 +1,366 @@
+#![allow(clippy::arithmetic_side_effects)]
+use super::*;
+use crate::facts::tests::Request;
+use crate::policy::tests::read;
+use crate::wire::{Admitted, Denied, Failure};
+use std::collections::BTreeMap;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
+/// Shared data as a proxy keeps it: a value and a version that grows with every write.
+#[derive(Default)]
+struct SharedData {
+    values: BTreeMap<SetId, (Vec<u8>, u32)>,
+    versions: u32,
+    writes: usize,
+}
+
+impl SharedData {
+    fn write(&mut self, set: SetId, bytes: Vec<u8>, version: Option<u32>) -> bool {
+        if self.values.get(&set).map(|(_, version)| *version) != version {
+            return false;
+        }
+        self.versions += 1;
+        self.writes += 1;
+        self.values.insert(set, (bytes, self.versions));
+        true
+    }
+
+    /// One step of one decision; gives what the host cannot do by itself.
+    fn advance(&mut self, decision: &mut Decision, set: &PolicySet, now: Micros) -> Option<Step> {
+        match decision.step(set, now) {
+            Step::Read(id) => {
+                let value = self.values.get(&id).cloned();
+                decision.stored(value.as_ref().map(|(bytes, version)| (bytes.as_slice(), *version)), now);
+                None
+            }
+            Step::Write { set, bytes, version } => {
+                decision.written(self.write(set, bytes, version));
+                None
+            }
+            step => Some(step),
+        }
+    }
+
+    fn run(&mut self, decision: &mut Decision, set: &PolicySet, now: Micros) -> Step {
+        for _ in 0..1000 {
+            if let Some(step) = self.advance(decision, set, now) {
+                return step;
+            }
+        }
+        panic!("a decision that never ends");
+    }
+
+    fn decide(&mut self, request: &Request, set: &PolicySet, now: Micros) -> Step {
+        self.run(&mut Decision::new(set.plan(request), set), set, now)
+    }
+}
+
+const NOW: Micros = Micros::from_secs(1000);
+
+fn policy(name: &str, scope: &str, capacity: u64, rest: &str) -> String {
+    format!(
+        r#"{{"name":"{name}","scope":"{scope}","limit":{{"token_bucket":{{"capacity":{capacity},"refill":"1/30d"}}}}{rest}}}"#
+    )
+}
+
+fn set(policies: &[String]) -> PolicySet {
+    read(&format!(
+        r#"{{"hash_key":{{"env":"TOLLGATE_HASH_KEY"}},"endpoint":{{"cluster":"tollgate"}},
+            "identities":{{"user":{{"sources":[{{"header":"x-user"}}]}}}},"policies":[{}]}}"#,
+        policies.join(",")
+    ))
+}
+
+fn get(user: &str) -> Request {
+    Request::get("/").with("x-user", user)
+}
+
+fn admitted(step: &Step) -> bool {
+    matches!(step, Step::Done(Outcome::Admit(_)))
+}
+
+fn denied_by(step: &Step) -> Vec<usize> {
+    match step {
+        Step::Done(Outcome::Reject(Rejection::Denied { policies, .. })) => policies.clone(),
+        other => panic!("not denied: {other:?}"),
+    }
+}
+
+#[test]
+fn a_local_policy_admits_its_capacity_for_each_key() {
+    let set = set(&[policy("p", "local", 3, r#","key":["user"]"#)]);
+    let mut data = SharedData::default();
+    assert_eq!((0..5).filter(|_| admitted(&data.decide(&get("a"), &set, NOW))).count(), 3);
+    assert_eq!((0..5).filter(|_| admitted(&data.decide(&get("b"), &set, NOW))).count(), 3);
+}
+
+#[test]
+fn a_denied_request_spends_nothing_from_the_other_policies() {
+    // F46, in both orders
+    for reverse in [false, true] {
+        let mut policies = vec![policy("user", "local", 3, r#","key":["user"]"#), policy("org", "local", 10, "")];
+        if reverse {
+            policies.reverse();
+        }
+        let set = set(&policies);
+        let mut data = SharedData::default();
+        let mut admitted_of =
+            |user: &str, n: usize| (0..n).filter(|_| admitted(&data.decide(&get(user), &set, NOW))).count();
+        assert_eq!(
+            [admitted_of("u1", 8), admitted_of("u2", 3), admitted_of("u3", 3), admitted_of("u4", 2)],
+            [3, 3, 3, 1]
+        );
+        assert_eq!(denied_by(&data.decide(&get("u4"), &set, NOW)), [usize::from(!reverse)]);
+    }
+}
+
+#[test]
+fn a_local_denial_writes_nothing() {
+    let set = set(&[policy("user", "local", 1, r#","key":["user"]"#), policy("org", "local", 10, "")]);
+    let mut data = SharedData::default();
+    assert!(admitted(&data.decide(&get("a"), &set, NOW)));
+    let writes = data.writes;
+    assert!((0..100).all(|_| !admitted(&data.decide(&get("a"), &set, NOW))));
+    assert_eq!(data.writes, writes);
+}
+
+#[test]
+fn a_guard_is_charged_for_what_others_reject() {
+    let set =
+        set(&[policy("guard", "local", 5, r#","charge":"always""#), policy("user", "local", 2, r#","key":["user"]"#)]);
+    let mut data = SharedData::default();
+    let policies: Vec<Vec<usize>> = (0..7)
+        .map(|_| match data.decide(&get("a"), &set, NOW) {
+            step if admitted(&step) => vec![],
+            step => denied_by(&step),
+        })
+        .collect();
+    assert_eq!(policies, [vec![], vec![], vec![1], vec![1], vec![1], vec![0, 1], vec![0, 1]]);
+}
+
+#[test]
+fn a_lost_race_is_run_again() {
+    let set = set(&[policy("p", "local", 3, "")]);
+    let mut data = SharedData::default();
+    let mut outcomes = Vec::new();
+    // Five requests that all read before any of them writes.
+    let mut decisions: Vec<Decision> = (0..5).map(|_| Decision::new(set.plan(&get("a")), &set)).collect();
+    while !decisions.is_empty() {
+        decisions.retain_mut(|decision| match data.advance(decision, &set, NOW) {
+            Some(step) => {
+                outcomes.push(admitted(&step));
+                false
+            }
+            None => true,
+        });
+    }
+    assert_eq!(outcomes.iter().filter(|admitted| **admitted).count(), 3);
+}
+
+#[test]
+fn races_that_are_always_lost_end_in_a_counted_503() {
+    let set = set(&[policy("p", "local", 3, "")]);
+    let mut decision = Decision::new(set.plan(&get("a")), &set);
+    for _ in 0..1000 {
+        match decision.step(&set, NOW) {
+            Step::Read(_) => decision.stored(None, NOW),
+            Step::Write { .. } => decision.written(false),
+            Step::Done(outcome) => {
+                assert_eq!(outcome, Outcome::Reject(Rejection::Unavailable { policies: vec![0] }));
+                assert_eq!(decision.take_contention(), [Contention::Exhausted]);
+                return;
+            }
+            Step::Ask => panic!("nothing to ask"),
+        }
+    }
+    panic!("never ended");
+}
+
+#[test]
+fn bytes_of_somebody_else_are_not_taken_for_a_full_bucket() {
+    let set = set(&[policy("p", "local", 3, "")]);
+    let mut decision = Decision::new(set.plan(&get("a")), &set);
+    assert!(matches!(decision.step(&set, NOW), Step::Read(_)));
+    decision.stored(Some((b"foreign", 7)), NOW);
+    assert!(matches!(decision.step(&set, NOW), Step::Done(Outcome::Reject(Rejection::Unavailable { .. }))));
+    assert_eq!(decision.take_contention(), [Contention::Malformed]);
+}
+
+fn ask(data: &mut SharedData, set: &PolicySet) -> Decision {
+    let mut decision = Decision::new(set.plan(&get("a")), set);
+    assert_eq!(data.run(&mut decision, set, NOW), Step::Ask);
+    decision
+}
+
+fn global(name: &str, on_failure: &str) -> String {
+    policy(name, "global", 5, &format!(r#","key":["user"],"on_failure":{on_failure}"#))
+}
+
+#[test]
+fn the_endpoint_is_asked_for_all_global_policies_at_once() {
+    let set = set(&[policy("guard", "local", 9, ""), global("g1", "\"open\""), global("g2", "\"closed\"")]);
+    let mut data = SharedData::default();
+    let mut decision = ask(&mut data, &set);
+    let request = decision.request(&set);
+    assert_eq!(request.charges.iter().map(|charge| charge.policy.as_str()).collect::<Vec<_>>(), ["g1", "g2"]);
+    assert_eq!(decision.answered(&DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }; 2]), &set), None);
+    assert_eq!(data.run(&mut decision, &set, NOW), Step::Done(Outcome::Admit(Admission::Allowed)));
+}
+
+#[test]
+fn what_the_endpoint_denies_is_given_back_locally() {
+    let set = set(&[policy("local", "local", 1, ""), global("g1", "\"open\""), global("g2", "\"open\"")]);
+    let mut data = SharedData::default();
+    for _ in 0..3 {
+        let mut decision = ask(&mut data, &set);
+        let wait = |us| Denied { remaining: 0, denied: Some(Denial::WaitUs(us)) };
+        assert_eq!(decision.answered(&DecisionAnswer::Denied(vec![wait(5), wait(9)]), &set), None);
+        let rejection = Rejection::Denied { policies: vec![1, 2], wait: Some(Micros::new(9)), emergency: false };
+        assert_eq!(data.run(&mut decision, &set, NOW), Step::Done(Outcome::Reject(rejection)));
+    }
+}
+
+#[test]
+fn an_impossible_cost_outweighs_every_wait() {
+    let set = set(&[global("g1", "\"open\""), global("g2", "\"open\"")]);
+    let mut decision = ask(&mut SharedData::default(), &set);
+    let charges = [Denial::OverCapacity, Denial::WaitUs(9)].map(|denial| Denied { remaining: 0, denied: Some(denial) });
+    decision.answered(&DecisionAnswer::Denied(charges.to_vec()), &set);
+    let rejection = Rejection::Denied { policies: vec![0, 1], wait: None, emergency: false };
+    assert_eq!(decision.step(&set, NOW), Step::Done(Outcome::Reject(rejection)));
+}
+
+const EMERGENCY: &str = r#"{"local":{"token_bucket":{"capacity":2,"refill":"1/30d"}}}"#;
+
+#[test]
+fn closed_beats_local_beats_open() {
+    // F50
+    let open = || global("open", "\"open\"");
+    let closed = || global("closed", "\"closed\"");
+    let local = || global("local", EMERGENCY);
+    let run = |policies: &[String]| -> Vec<Step> {
+        let set = set(policies);
+        let mut data = SharedData::default();
+        (0..3)
+            .map(|_| {
+                let mut decision = ask(&mut data, &set);
+                decision.failed(&set);
+                data.run(&mut decision, &set, NOW)
+            })
+            .collect()
+    };
+    let admit = |admission| Step::Done(Outcome::Admit(admission));
+    assert_eq!(run(&[open()]), vec![admit(Admission::FailedOpen); 3]);
+    let unavailable = |policies| Step::Done(Outcome::Reject(Rejection::Unavailable { policies }));
+    assert_eq!(run(&[open(), closed(), local()]), vec![unavailable(vec![1]); 3]);
+    let emergency = run(&[open(), local()]);
+    assert_eq!(emergency[..2], vec![admit(Admission::FailedLocal); 2]);
+    assert_eq!(denied_by(&emergency[2]), [1]);
+    assert!(matches!(emergency[2], Step::Done(Outcome::Reject(Rejection::Denied { emergency: true, .. }))));
+}
+
+#[test]
+fn what_fails_closed_gives_back_and_what_fails_open_does_not() {
+    for (mode, admitted_in_all) in [("\"closed\"", 0), ("\"open\"", 3), (EMERGENCY, 2)] {
+        let set = set(&[policy("local", "local", 3, ""), global("g", mode)]);
+        let mut data = SharedData::default();
+        let mut failed_admits = 0;
+        for _ in 0..5 {
+            let mut decision = Decision::new(set.plan(&get("a")), &set);
+            if data.run(&mut decision, &set, NOW) == Step::Ask {
+                decision.failed(&set);
+                failed_admits += usize::from(admitted(&data.run(&mut decision, &set, NOW)));
+            }
+        }
+        assert_eq!(failed_admits, admitted_in_all, "{mode}");
+        let mut left = 0;
+        while data.run(&mut Decision::new(set.plan(&get("a")), &set), &set, NOW) == Step::Ask {
+            left += 1;
+        }
+        assert_eq!(left, 3 - admitted_in_all, "{mode}");
+    }
+}
+
+#[test]
+fn an_answer_that_does_not_fit_the_question_is_a_failure() {
+    let set = set(&[global("g", "\"closed\"")]);
+    for (answer, cause) in [
+        (DecisionAnswer::Admitted(vec![]), FailCause::BadAnswer),
+        (DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }; 2]), FailCause::BadAnswer),
+        (DecisionAnswer::Denied(vec![]), FailCause::BadAnswer),
+        (DecisionAnswer::Denied(vec![Denied { remaining: 0, denied: None }]), FailCause::BadAnswer),
+        (DecisionAnswer::Failed(Failure::StoreTimeout), FailCause::Store),
+    ] {
+        let mut decision = ask(&mut SharedData::default(), &set);
+        assert_eq!(decision.answered(&answer, &set), Some(cause));
+        assert!(matches!(decision.step(&set, NOW), Step::Done(Outcome::Reject(Rejection::Unavailable { .. }))));
+    }
+}
+
+#[test]
+fn a_second_answer_changes_nothing() {
+    let set = set(&[global("g", "\"open\"")]);
+    let mut decision = ask(&mut SharedData::default(), &set);
+    decision.answered(&DecisionAnswer::Denied(vec![Denied { remaining: 0, denied: Some(Denial::WaitUs(5)) }]), &set);
+    let first = decision.step(&set, NOW);
+    decision.answered(&DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }]), &set);
+    decision.failed(&set);
+    assert_eq!(decision.step(&set, NOW), first);
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+mod properties {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+        /// Whatever the interleaving of the workers' steps: a policy never admits more than its capacity, and when
+        /// all is done each bucket lacks exactly what was admitted.
+        #[test]
+        fn no_interleaving_admits_too_much_or_loses_a_unit(
+            capacities in (1u64..6, 1u64..6),
+            turns in prop::collection::vec(0usize..6, 0..120),
+            denies in prop::collection::vec(any::<bool>(), 6),
+        ) {
+            let set = set(&[
+                policy("a", "local", capacities.0, ""),
+                policy("b", "local", capacities.1, r#","key":["user"]"#),
+                global("g", "\"open\""),
+            ]);
+            let mut data = SharedData::default();
+            let mut running: Vec<Option<Decision>> =
+                (0..6).map(|_| Some(Decision::new(set.plan(&get("a")), &set))).collect();
+            let mut count = 0;
+            let rest = (0..6).flat_map(|worker| std::iter::repeat_n(worker, 200));
+            for worker in turns.into_iter().chain(rest) {
+                let Some(decision) = &mut running[worker] else { continue };
+                match data.advance(decision, &set, NOW) {
+                    None => {}
+                    Some(Step::Ask) => {
+                        let denied = denies[worker].then_some(Denial::WaitUs(1));
+                        let answer = match denied {
+                            Some(_) => DecisionAnswer::Denied(vec![Denied { remaining: 0, denied }]),
+                            None => DecisionAnswer::Admitted(vec![Admitted { remaining: 0 }]),
+                        };
+                        decision.answered(&answer, &set);
+                    }
+                    Some(step) => {
+                        count += u64::from(admitted(&step));
+                        running[worker] = None;
+                    }
+                }
+            }
+            prop_assert!(running.iter().all(Option::is_none), "all ended");
+            prop_assert!(count <= capacities.0.min(capacities.1));
+            let left = (0..10).filter(|_| {
+                let mut decision = Decision::new(set.plan(&get("a")), &set);
+                let step = data.run(&mut decision, &set, NOW);
+                step == Step::Ask
+            }).count() as u64;
+            prop_assert_eq!(left, capacities.0.min(capacities.1) - count);
+        }
+    }
+}

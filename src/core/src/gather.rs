@@ -1,0 +1,270 @@
+//! Group commit: requests that need the endpoint wait together, and one call carries them all.
+//!
+//! While no call is out, whoever waits is sent at once. While one is out, newcomers gather for the next; it goes when
+//! the first is answered, when it would be full, or when the first has been out for so long that it may be lost. Every
+//! waiter has its own deadline, which no lost call can stretch.
+
+use crate::units::Micros;
+use std::collections::VecDeque;
+
+/// The most calls that one worker has out at once.
+const MAX_CALLS: usize = 4;
+
+/// The most requests in one call; half of what the endpoint takes.
+const MAX_BATCH: usize = 64;
+
+/// A call that has been out for this part of its timeout no longer holds up the next.
+const PATIENCE: u64 = 4;
+
+/// The requests of one worker that wait for the endpoint.
+#[derive(Debug)]
+pub struct Gather {
+    timeout: Micros,
+    max_in_flight: usize,
+    waiting: VecDeque<Waiter>,
+    calls: Vec<Call>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    id: u32,
+    deadline: Micros,
+}
+
+#[derive(Debug)]
+struct Call {
+    token: u32,
+    sent: Micros,
+    /// In the order of the batch; `None` for a request that no longer waits.
+    waiters: Vec<Option<Waiter>>,
+}
+
+/// So many requests wait already that another would only wait in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyInFlight;
+
+impl core::fmt::Display for TooManyInFlight {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("too many requests wait for the endpoint")
+    }
+}
+
+impl core::error::Error for TooManyInFlight {}
+
+impl Gather {
+    /// `timeout` is how long a request waits, `max_in_flight` how many may wait at once.
+    #[must_use]
+    pub fn new(timeout: Micros, max_in_flight: u32) -> Self {
+        let max_in_flight = usize::try_from(max_in_flight).unwrap_or(usize::MAX);
+        Self { timeout, max_in_flight, waiting: VecDeque::new(), calls: Vec::new() }
+    }
+
+    /// A request starts to wait.
+    ///
+    /// # Errors
+    /// When `max_in_flight` wait already.
+    pub fn join(&mut self, id: u32, now: Micros) -> Result<(), TooManyInFlight> {
+        if self.len() >= self.max_in_flight {
+            return Err(TooManyInFlight);
+        }
+        self.waiting.push_back(Waiter { id, deadline: now.plus(self.timeout) });
+        Ok(())
+    }
+
+    /// A request no longer waits: its client left, or it was decided otherwise.
+    pub fn leave(&mut self, id: u32) {
+        self.waiting.retain(|waiter| waiter.id != id);
+        for place in self.calls.iter_mut().flat_map(|call| &mut call.waiters) {
+            if place.is_some_and(|waiter| waiter.id == id) {
+                *place = None;
+            }
+        }
+    }
+
+    /// The batch to send now, if one is due, in order. Follow it by [`sent`](Self::sent) or [`unsent`](Self::unsent).
+    #[must_use]
+    pub fn due(&self, now: Micros) -> Vec<u32> {
+        let held = self.calls.iter().any(|call| {
+            let out = now.since(call.sent).count().saturating_mul(PATIENCE);
+            out < self.timeout.count()
+        });
+        if self.calls.len() >= MAX_CALLS || (held && self.waiting.len() < MAX_BATCH) {
+            return Vec::new();
+        }
+        self.waiting.iter().take(MAX_BATCH).map(|waiter| waiter.id).collect()
+    }
+
+    /// The first `count` that waited were sent in the call `token`.
+    pub fn sent(&mut self, count: usize, token: u32, now: Micros) {
+        let count = count.min(self.waiting.len());
+        let waiters = self.waiting.drain(..count).map(Some).collect();
+        self.calls.push(Call { token, sent: now, waiters });
+    }
+
+    /// The first `count` that waited could not be sent, and no longer wait.
+    pub fn unsent(&mut self, count: usize) {
+        let count = count.min(self.waiting.len());
+        self.waiting.drain(..count);
+    }
+
+    /// A call has ended. Gives its requests in the order of the batch, `None` for those that no longer wait.
+    pub fn answered(&mut self, token: u32) -> Vec<Option<u32>> {
+        let Some(index) = self.calls.iter().position(|call| call.token == token) else { return Vec::new() };
+        let call = self.calls.swap_remove(index);
+        call.waiters.into_iter().map(|place| place.map(|waiter| waiter.id)).collect()
+    }
+
+    /// The requests whose time is up. They no longer wait.
+    pub fn expired(&mut self, now: Micros) -> Vec<u32> {
+        let mut expired = Vec::new();
+        self.waiting.retain(|waiter| {
+            let live = waiter.deadline > now;
+            if !live {
+                expired.push(waiter.id);
+            }
+            live
+        });
+        for call in &mut self.calls {
+            for place in &mut call.waiters {
+                if let Some(waiter) = place.filter(|waiter| waiter.deadline <= now) {
+                    expired.push(waiter.id);
+                    *place = None;
+                }
+            }
+        }
+        // A host ends every call; should one never end, it must not hold its place for ever.
+        let forgotten = self.timeout.plus(self.timeout).plus(Micros::from_secs(1));
+        self.calls.retain(|call| now.since(call.sent) < forgotten);
+        expired
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let out: usize = self.calls.iter().map(|call| call.waiters.iter().flatten().count()).sum();
+        self.waiting.len().saturating_add(out)
+    }
+
+    /// Whether nobody waits: no clock need be watched.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.calls.iter().all(|call| call.waiters.iter().all(Option::is_none))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::arithmetic_side_effects)]
+mod tests {
+    use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    const fn ms(millis: u64) -> Micros {
+        Micros::from_millis(millis)
+    }
+
+    fn gather() -> Gather {
+        Gather::new(ms(40), 256)
+    }
+
+    /// Sends what is due, as a host would.
+    fn send(gather: &mut Gather, token: u32, now: Micros) -> Vec<u32> {
+        let due = gather.due(now);
+        if !due.is_empty() {
+            gather.sent(due.len(), token, now);
+        }
+        due
+    }
+
+    #[test]
+    fn the_first_goes_at_once_and_newcomers_gather_for_the_next_call() {
+        let mut gather = gather();
+        gather.join(1, ms(0)).unwrap();
+        assert_eq!(send(&mut gather, 70, ms(0)), [1]);
+        for id in 2..5 {
+            gather.join(id, ms(1)).unwrap();
+            assert_eq!(send(&mut gather, 71, ms(1)), [0; 0]);
+        }
+        assert_eq!(gather.answered(70), [Some(1)]);
+        assert_eq!(send(&mut gather, 71, ms(2)), [2, 3, 4]);
+    }
+
+    #[test]
+    fn a_call_that_may_be_lost_does_not_hold_up_the_next() {
+        let mut gather = gather();
+        gather.join(1, ms(0)).unwrap();
+        send(&mut gather, 70, ms(0));
+        gather.join(2, ms(5)).unwrap();
+        assert_eq!(send(&mut gather, 71, ms(9)), [0; 0]);
+        assert_eq!(send(&mut gather, 71, ms(10)), [2]);
+        assert_eq!(gather.answered(71), [Some(2)], "answers may come in any order");
+        assert_eq!(gather.answered(70), [Some(1)]);
+    }
+
+    #[test]
+    fn every_waiter_has_its_own_deadline() {
+        let mut gather = gather();
+        gather.join(1, ms(0)).unwrap();
+        send(&mut gather, 70, ms(0));
+        gather.join(2, ms(8)).unwrap();
+        assert_eq!(gather.expired(ms(39)), [0; 0]);
+        assert_eq!(gather.expired(ms(40)), [1]);
+        assert_eq!(gather.expired(ms(48)), [2]);
+        assert!(gather.is_empty());
+        assert_eq!(gather.answered(70), [None], "a late answer decides nobody");
+    }
+
+    #[test]
+    fn who_left_gets_no_answer_and_shifts_nobody_elses() {
+        let mut gather = gather();
+        for id in 1..=3 {
+            gather.join(id, ms(0)).unwrap();
+        }
+        send(&mut gather, 70, ms(0));
+        gather.leave(2);
+        assert_eq!(gather.answered(70), [Some(1), None, Some(3)]);
+        gather.join(4, ms(1)).unwrap();
+        gather.leave(4);
+        assert_eq!(send(&mut gather, 71, ms(1)), [0; 0]);
+    }
+
+    #[test]
+    fn all_that_waits_is_bounded() {
+        let mut gather = Gather::new(ms(40), 300);
+        for id in 0..300 {
+            gather.join(id, ms(0)).unwrap();
+        }
+        assert_eq!(gather.join(300, ms(0)), Err(TooManyInFlight));
+        let sent: Vec<usize> = (0..6).map(|token| send(&mut gather, token, ms(0)).len()).collect();
+        assert_eq!(sent, [64, 64, 64, 64, 0, 0], "four full calls, and no more while they are out");
+        assert_eq!(gather.len(), 300);
+        assert_eq!(gather.answered(0).len(), 64);
+        assert_eq!(gather.len(), 236);
+        assert!(gather.join(300, ms(1)).is_ok());
+    }
+
+    #[test]
+    fn what_could_not_be_sent_waits_no_longer() {
+        let mut gather = gather();
+        gather.join(1, ms(0)).unwrap();
+        gather.join(2, ms(0)).unwrap();
+        let due = gather.due(ms(0));
+        gather.unsent(due.len());
+        assert!(gather.is_empty());
+        assert_eq!(gather.answered(9), [], "a call that is not known has no waiters");
+    }
+
+    #[test]
+    fn a_call_that_never_ends_is_forgotten() {
+        let mut gather = gather();
+        for token in 0..4 {
+            gather.join(token, ms(0)).unwrap();
+            send(&mut gather, token, ms(u64::from(token) * 10));
+        }
+        gather.expired(ms(50));
+        gather.join(9, ms(2000)).unwrap();
+        assert_eq!(gather.due(ms(2000)), [0; 0]);
+        gather.expired(ms(2000));
+        assert_eq!(gather.due(ms(2000)), [9]);
+    }
+}

@@ -1,0 +1,173 @@
+//! Keys: what names a bucket outside the request, without telling whose it is.
+//!
+//! A key is the first 128 bits of keyed BLAKE3 over length-prefixed parts. Without the hash key nobody can go back
+//! from a key to the identity, nor find two identities with one key; with the same hash key every proxy derives the
+//! same key.
+
+use core::fmt;
+
+/// Binds derived keys to their use: the same secret used elsewhere gives other digests.
+const CONTEXT: &str = "tollgate 2026-12 bucket key";
+
+/// The secret that keys are derived with.
+#[derive(Clone)]
+pub struct HashKey([u8; blake3::KEY_LEN]);
+
+impl HashKey {
+    /// Any text serves; 16 random characters or more keep identities from being guessed.
+    #[must_use]
+    pub fn new(secret: &[u8]) -> Self {
+        Self(blake3::derive_key(CONTEXT, secret))
+    }
+
+    /// Starts a digest of one kind; digests of different kinds never meet.
+    #[must_use]
+    pub fn digest(&self, kind: &str) -> Digester {
+        let mut digester = Digester(blake3::Hasher::new_keyed(&self.0));
+        digester.part(kind.as_bytes());
+        digester
+    }
+}
+
+impl fmt::Debug for HashKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HashKey(…)")
+    }
+}
+
+/// Takes the parts of one digest.
+pub struct Digester(blake3::Hasher);
+
+impl Digester {
+    /// Adds a part. Its length goes in before it, so parts cannot run together: ("ab", "c") is not ("a", "bc").
+    pub fn part(&mut self, bytes: &[u8]) {
+        self.0.update(&[1]);
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    /// Adds a part that is not there, which is another thing than an empty one.
+    pub fn absent(&mut self) {
+        self.0.update(&[0]);
+    }
+
+    /// The digest of all parts.
+    #[must_use]
+    pub fn finish(self) -> Digest {
+        let full = self.0.finalize();
+        let mut short = [0; Digest::LEN];
+        for (to, from) in short.iter_mut().zip(full.as_bytes()) {
+            *to = *from;
+        }
+        Digest(short)
+    }
+}
+
+/// 128 bits that name a bucket. Shown and sent as 32 lower-case hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest([u8; Self::LEN]);
+
+impl Digest {
+    /// Bytes in a digest.
+    pub const LEN: usize = 16;
+
+    /// A digest read back from where it was stored.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
+        Self(bytes)
+    }
+
+    /// As stored.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; Self::LEN] {
+        &self.0
+    }
+
+    /// Reads 32 hexadecimal digits.
+    #[must_use]
+    pub fn from_hex(text: &str) -> Option<Self> {
+        if text.len() != 2 * Self::LEN || !text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            return None;
+        }
+        u128::from_str_radix(text, 16).ok().map(|number| Self(number.to_be_bytes()))
+    }
+
+    /// An even share of `count` for this digest.
+    #[must_use]
+    pub fn share(&self, count: u32) -> u32 {
+        let number = u128::from_le_bytes(self.0);
+        number.checked_rem(u128::from(count)).and_then(|share| u32::try_from(share).ok()).unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl serde::Serialize for Digest {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Digest {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'_, str>>::deserialize(deserializer)?;
+        Self::from_hex(&text).ok_or_else(|| serde::de::Error::custom("must be 32 lower-case hexadecimal digits"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    fn digest(secret: &str, parts: &[&str]) -> Digest {
+        let mut digester = HashKey::new(secret.as_bytes()).digest("test");
+        for part in parts {
+            digester.part(part.as_bytes());
+        }
+        digester.finish()
+    }
+
+    #[test]
+    fn parts_do_not_run_together() {
+        assert_ne!(digest("k", &["ab", "c"]), digest("k", &["a", "bc"]));
+        assert_ne!(digest("k", &["abc"]), digest("k", &["abc", ""]));
+        let (mut absent, mut empty) = (HashKey::new(b"k").digest("test"), HashKey::new(b"k").digest("test"));
+        absent.absent();
+        empty.part(b"");
+        assert_ne!(absent.finish(), empty.finish());
+    }
+
+    #[test]
+    fn one_secret_gives_one_digest_on_every_machine() {
+        // Written down: a change of this value would forget every budget at an upgrade.
+        assert_eq!(digest("secret", &["tenant", "acme"]).to_string(), "ae1bca9539d431ddf4b25896070fbae7");
+        assert_ne!(digest("secret", &["tenant", "acme"]), digest("other", &["tenant", "acme"]));
+    }
+
+    #[test]
+    fn hexadecimal_goes_there_and_back() {
+        let one = digest("secret", &["a"]);
+        assert_eq!(Digest::from_hex(&one.to_string()), Some(one));
+        for wrong in ["", "0", "+0000000000000000000000000000000", "0000000000000000000000000000000G", &"0".repeat(33)]
+        {
+            assert_eq!(Digest::from_hex(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_hash_key_is_never_shown() {
+        assert_eq!(format!("{:?}", HashKey::new(b"secret")), "HashKey(…)");
+    }
+}

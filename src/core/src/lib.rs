@@ -1,0 +1,17 @@
+//! What Tollgate decides, and nothing else: limits, policy and decision, without I/O, clock or host.
+//!
+//! Time is a value passed in, stored state is bytes passed in, and what is to be done comes out. The filter, the
+//! server and the tests drive the same code.
+
+pub mod decision;
+pub mod facts;
+pub mod gather;
+pub mod key;
+pub mod path;
+pub mod policy;
+pub mod reply;
+pub mod slots;
+pub mod token_bucket;
+mod tree;
+pub mod units;
+pub mod wire;

@@ -1,0 +1,228 @@
+//! Paths: one plain form for every spelling, and the templates that are matched against it.
+
+/// A path in its plain form, as segments.
+///
+/// The query is cut, unreserved characters are percent-decoded, `;parameters` cut, dot segments removed, repeated
+/// and trailing slashes merged, and `\` taken for `/` (as Envoy's own normalisation takes it). `%2F` is never a
+/// separator, and case is kept. So a respelled path has the segments of its plain form (RFC 3986 §6.2.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NormalPath(Vec<Vec<u8>>);
+
+impl NormalPath {
+    /// Any bytes have a plain form.
+    #[must_use]
+    pub fn new(raw: &[u8]) -> Self {
+        let path = raw.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
+        let mut segments: Vec<Vec<u8>> = Vec::new();
+        for raw in path.split(|byte| matches!(byte, b'/' | b'\\')) {
+            let raw = raw.split(|byte| *byte == b';').next().unwrap_or_default();
+            let segment = decode_unreserved(raw);
+            match segment.as_slice() {
+                b"" | b"." => {}
+                b".." => {
+                    segments.pop();
+                }
+                _ => segments.push(segment),
+            }
+        }
+        Self(segments)
+    }
+}
+
+/// Percent-decodes letters, digits and `-._~`; all else stays as it is, but with upper-case hexadecimal digits.
+fn decode_unreserved(raw: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(raw.len());
+    let mut rest = raw;
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        if let (b'%', [high, low, tail @ ..]) = (*byte, after)
+            && let (Some(high_value), Some(low_value)) = (hex(*high), hex(*low))
+        {
+            let decoded = high_value << 4 | low_value;
+            rest = tail;
+            if decoded.is_ascii_alphanumeric() || matches!(decoded, b'-' | b'.' | b'_' | b'~') {
+                out.push(decoded);
+            } else {
+                out.extend([b'%', high.to_ascii_uppercase(), low.to_ascii_uppercase()]);
+            }
+        } else {
+            out.push(*byte);
+        }
+    }
+    out
+}
+
+const fn hex(digit: u8) -> Option<u8> {
+    Some(match digit {
+        b'0'..=b'9' => digit.wrapping_sub(b'0'),
+        b'a'..=b'f' => digit.wrapping_sub(b'a').wrapping_add(10),
+        b'A'..=b'F' => digit.wrapping_sub(b'A').wrapping_add(10),
+        _ => return None,
+    })
+}
+
+/// A path template: literal segments, `{name}` or `*` for any one segment, and `**` at the end for any rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Template {
+    segments: Vec<Segment>,
+    /// Ends in `**`: any number of further segments, none included.
+    open: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(Vec<u8>),
+    Any,
+}
+
+impl Template {
+    /// # Errors
+    /// Says what is wrong: no `/` at the start, a `**` before the end, or a segment that is partly a placeholder.
+    pub fn new(text: &str) -> Result<Self, String> {
+        let Some(body) = text.strip_prefix('/') else {
+            return Err(format!("a path template starts with '/': \"/{text}\""));
+        };
+        let mut template = Self { segments: Vec::new(), open: false };
+        for part in body.split('/').filter(|part| !part.is_empty()) {
+            if template.open {
+                return Err("`**` stands for all the rest, so it can only come last".into());
+            }
+            match part {
+                "**" => template.open = true,
+                "*" => template.segments.push(Segment::Any),
+                _ if is_placeholder(part) => template.segments.push(Segment::Any),
+                _ if part.contains(['{', '}', '*']) => {
+                    return Err(format!("{part:?}: a placeholder is a whole segment: {{name}}, * or, at the end, **"));
+                }
+                _ if part.contains(['?', '#', ';']) => {
+                    return Err(format!("{part:?}: a template is matched without query and parameters"));
+                }
+                _ => match NormalPath::new(part.as_bytes()).0.as_slice() {
+                    [plain] => template.segments.push(Segment::Literal(plain.clone())),
+                    _ => return Err(format!("{part:?}: dot segments are removed before matching")),
+                },
+            }
+        }
+        Ok(template)
+    }
+
+    /// Whether the path is of this form. Linear in the number of segments.
+    #[must_use]
+    pub fn matches(&self, path: &NormalPath) -> bool {
+        let long_enough = path.0.len() >= self.segments.len();
+        long_enough
+            && (self.open || path.0.len() == self.segments.len())
+            && self.segments.iter().zip(&path.0).all(|(segment, given)| match segment {
+                Segment::Literal(literal) => literal == given,
+                Segment::Any => true,
+            })
+    }
+}
+
+fn is_placeholder(part: &str) -> bool {
+    part.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).is_some_and(|name| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    fn matches(template: &str, path: &str) -> bool {
+        Template::new(template).unwrap().matches(&NormalPath::new(path.as_bytes()))
+    }
+
+    #[test]
+    fn a_respelled_path_has_the_form_of_its_plain_one() {
+        let plain = NormalPath::new(b"/api/login");
+        for same in [
+            "//api/login",
+            "/api//login",
+            "/./api/login",
+            "/x/../api/login",
+            "/api/%6cogin",
+            "/api/%6Cogin",
+            "/api/login/",
+            "/api/login?x=1",
+            "/api/login/?x=2",
+            "/api/login?",
+            "/api/login#x",
+            "/api;v=1/login;a",
+            "/%61pi/login",
+            "/../../api/login",
+            "/api/x/%2e%2e/login",
+            "/api/x/.%2E/login",
+            "/api\\login",
+            "api/login",
+            "/x/..;y/api/login",
+        ] {
+            assert_eq!(NormalPath::new(same.as_bytes()), plain, "{same}");
+        }
+        for other in ["/API/login", "/api/login%20", "/api%2Flogin", "/api/login%3Fx=1", "/api/login/x", "/api%5Clogin"]
+        {
+            assert_ne!(NormalPath::new(other.as_bytes()), plain, "{other}");
+        }
+        assert_eq!(NormalPath::new(b"/a%2fb"), NormalPath::new(b"/a%2Fb"));
+    }
+
+    #[test]
+    fn any_bytes_have_a_plain_form() {
+        for odd in [&b"/%"[..], b"/%f", b"/%zz", b"/\xff\x80", b"", b"*", b"/%25%32%65", b"?", b"/..;/.."] {
+            let _ = NormalPath::new(odd);
+        }
+        // Decoded once, never twice: "%252e" is a literal "%2e", not a dot.
+        assert_ne!(NormalPath::new(b"/a/%252e%252e/b"), NormalPath::new(b"/b"));
+    }
+
+    #[test]
+    fn placeholders_stand_for_one_segment_and_two_stars_for_the_rest() {
+        assert!(matches("/v1/tenants/{tenant}/reports", "/v1/tenants/acme/reports"));
+        assert!(!matches("/v1/tenants/{tenant}/reports", "/v1/tenants/reports"));
+        assert!(!matches("/v1/tenants/{tenant}/reports", "/v1/tenants/a/b/reports"));
+        assert!(matches("/v1/*/x", "/v1/anything/x"));
+        for (path, expected) in
+            [("/v1/export", true), ("/v1/export/", true), ("/v1/export/a/b", true), ("/v1/exports", false)]
+        {
+            assert_eq!(matches("/v1/export/**", path), expected, "{path}");
+        }
+        assert!(matches("/", "/") && matches("/", "//") && !matches("/", "/a") && matches("/**", "/a/b"));
+    }
+
+    #[test]
+    fn a_template_that_cannot_match_is_refused() {
+        for (text, reason) in [
+            ("v1", "starts with '/'"),
+            ("/a/**/b", "come last"),
+            ("/a/x{id}", "whole segment"),
+            ("/a/{}", "whole segment"),
+            ("/a/b*", "whole segment"),
+            ("/a?b=c", "without query"),
+            ("/a/../b", "dot segments"),
+        ] {
+            let error = Template::new(text).unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+    }
+
+    #[cfg(not(target_arch = "wasm32"))]
+    mod properties {
+        use super::*;
+        use proptest::prelude::*;
+
+        proptest! {
+            #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+            /// Writing the plain form out and normalising it again changes nothing: there is one plain form.
+            #[test]
+            fn the_plain_form_is_a_fixed_point(raw in prop::collection::vec(any::<u8>(), 0..60)) {
+                let plain = NormalPath::new(&raw);
+                let mut written = vec![b'/'];
+                written.extend(plain.0.join(&b'/'));
+                prop_assert_eq!(NormalPath::new(&written), plain);
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Reading a [`Tree`] with its path at hand, so that every error says where, and all are shown at once.
+
+use crate::tree::Tree;
+use crate::units::Micros;
+use core::cell::RefCell;
+use core::fmt;
+
+/// One thing that is wrong in a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issue {
+    /// Where, such as `policies[1].limit.token_bucket.capacity`; empty for the whole.
+    pub path: String,
+    /// What is wrong and what would be right.
+    pub message: String,
+}
+
+impl fmt::Display for Issue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.path.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.path, self.message) }
+    }
+}
+
+/// All that is wrong in a configuration; never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyErrors(Vec<Issue>);
+
+impl PolicyErrors {
+    pub(super) const fn new(issues: Vec<Issue>) -> Self {
+        Self(issues)
+    }
+
+    pub(super) fn whole(message: String) -> Self {
+        Self(vec![Issue { path: String::new(), message }])
+    }
+
+    /// One by one, in the order they were found.
+    #[must_use]
+    pub fn issues(&self) -> &[Issue] {
+        &self.0
+    }
+}
+
+impl fmt::Display for PolicyErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, issue) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            fmt::Display::fmt(issue, f)?;
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for PolicyErrors {}
+
+pub(super) type Issues = RefCell<Vec<Issue>>;
+
+/// A value with the path that leads to it.
+#[derive(Clone)]
+pub(super) struct Node<'a> {
+    tree: &'a Tree,
+    path: String,
+    issues: &'a Issues,
+}
+
+/// A map whose names have been checked.
+pub(super) struct Fields<'a> {
+    node: Node<'a>,
+    map: &'a [(String, Tree)],
+}
+
+impl<'a> Node<'a> {
+    pub(super) const fn root(tree: &'a Tree, issues: &'a Issues) -> Self {
+        Self { tree, path: String::new(), issues }
+    }
+
+    /// Notes that this value is wrong. Gives nothing, so that a reader can end with it.
+    pub(super) fn refuse<T>(&self, message: impl Into<String>) -> Option<T> {
+        self.issues.borrow_mut().push(Issue { path: self.path.clone(), message: message.into() });
+        None
+    }
+
+    fn refuse_kind<T>(&self, wanted: &str) -> Option<T> {
+        self.refuse(format!("must be {wanted}, not {}", self.tree.kind()))
+    }
+
+    fn child(&self, name: &str, tree: &'a Tree) -> Self {
+        let path = if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) };
+        Self { tree, path, issues: self.issues }
+    }
+
+    /// The map's fields; `known` are all that may be there.
+    pub(super) fn fields(&self, known: &[&str]) -> Option<Fields<'a>> {
+        let Tree::Map(map) = self.tree else { return self.refuse_kind("a map") };
+        for (index, (name, value)) in map.iter().enumerate() {
+            let child = self.child(name, value);
+            if !known.contains(&name.as_str()) {
+                child.refuse::<()>(unknown("field", name, known));
+            } else if map.iter().take(index).any(|(earlier, _)| earlier == name) {
+                child.refuse::<()>("is there twice");
+            }
+        }
+        Some(Fields { node: self.clone(), map })
+    }
+
+    /// A map with exactly one of the `known` fields, which says what kind of thing this is.
+    pub(super) fn choice(&self, known: &[&str]) -> Option<(&'a str, Node<'a>)> {
+        let fields = self.fields(known)?;
+        match fields.map {
+            [(name, value)] if known.contains(&name.as_str()) => Some((name, self.child(name, value))),
+            [_] => None,
+            _ => self.refuse(format!("must have exactly one of: {}", known.join(", "))),
+        }
+    }
+
+    pub(super) fn list(&self) -> Option<Vec<Self>> {
+        let Tree::List(list) = self.tree else { return self.refuse_kind("a list") };
+        let item = |(index, tree)| Self { tree, path: format!("{}[{index}]", self.path), issues: self.issues };
+        Some(list.iter().enumerate().map(item).collect())
+    }
+
+    /// A list of at least one and at most `most` items.
+    pub(super) fn filled_list(&self, most: usize) -> Option<Vec<Self>> {
+        let list = self.list()?;
+        if list.is_empty() {
+            return self.refuse("must not be empty");
+        }
+        if list.len() > most {
+            return self.refuse(format!("must have at most {most} items, has {}", list.len()));
+        }
+        Some(list)
+    }
+
+    pub(super) fn entries(&self) -> Option<Vec<(&'a str, Self)>> {
+        let Tree::Map(map) = self.tree else { return self.refuse_kind("a map") };
+        for (index, (name, value)) in map.iter().enumerate() {
+            if map.iter().take(index).any(|(earlier, _)| earlier == name) {
+                self.child(name, value).refuse::<()>("is there twice");
+            }
+        }
+        Some(map.iter().map(|(name, value)| (name.as_str(), self.child(name, value))).collect())
+    }
+
+    pub(super) fn text(&self) -> Option<&'a str> {
+        match self.tree {
+            Tree::Text(text) => Some(text),
+            Tree::Whole(_) | Tree::Other(_) | Tree::Bool(_) => self.refuse("must be text: put it in quotes"),
+            _ => self.refuse_kind("text"),
+        }
+    }
+
+    /// The word, when this is text: for values that are a word or a map.
+    pub(super) const fn as_word(&self) -> Option<&'a str> {
+        if let Tree::Text(text) = self.tree { Some(text.as_str()) } else { None }
+    }
+
+    /// One of a few words.
+    pub(super) fn word<T: Copy>(&self, words: &[(&str, T)]) -> Option<T> {
+        let text = self.text()?;
+        let found = words.iter().find(|(word, _)| *word == text);
+        found.map(|(_, value)| *value).or_else(|| {
+            let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+            self.refuse(unknown("value", text, &known))
+        })
+    }
+
+    pub(super) fn boolean(&self) -> Option<bool> {
+        match self.tree {
+            Tree::Bool(value) => Some(*value),
+            Tree::Text(text) if text == "true" || text == "false" => {
+                self.refuse(format!("must be {text} without quotes"))
+            }
+            _ => self.refuse_kind("true or false"),
+        }
+    }
+
+    /// A count within bounds.
+    pub(super) fn whole(&self, least: u64, most: u64) -> Option<u64> {
+        match self.tree {
+            Tree::Whole(value) if (least..=most).contains(value) => Some(*value),
+            Tree::Whole(value) => self.refuse(format!("must be between {least} and {most}, is {value}")),
+            Tree::Other(value) => self.refuse(format!("must be a whole number between {least} and {most}, is {value}")),
+            Tree::Text(text) if text.parse::<f64>().is_ok() => {
+                self.refuse(format!("must be a number without quotes: {text}"))
+            }
+            _ => self.refuse_kind(&format!("a whole number between {least} and {most}")),
+        }
+    }
+
+    /// A span of time with its unit, such as `50ms`, within bounds.
+    pub(super) fn duration(&self, least: Micros, most: Micros) -> Option<Micros> {
+        let text = match self.tree {
+            Tree::Text(text) => text,
+            Tree::Whole(value) => {
+                return self.refuse(format!("needs a unit: \"{value}ms\" or \"{value}s\""));
+            }
+            _ => return self.refuse_kind("a time with a unit, such as \"50ms\""),
+        };
+        match parse_duration(text) {
+            Some(span) if span >= least && span <= most => Some(span),
+            Some(_) => self.refuse(format!("must be between {} and {}, is {text}", shown(least), shown(most))),
+            None => self.refuse(format!("{text:?} is not a time: write a whole number and {UNITS}, such as \"50ms\"")),
+        }
+    }
+
+    /// A name for people and metrics.
+    pub(super) fn name(&self) -> Option<&'a str> {
+        let text = self.text()?;
+        if is_name(text) { Some(text) } else { self.refuse(NAME_RULE) }
+    }
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn get(&self, name: &str) -> Option<Node<'a>> {
+        let (_, tree) = self.map.iter().find(|(known, _)| known == name)?;
+        Some(self.node.child(name, tree))
+    }
+
+    /// The field, or an error that says what it is for.
+    pub(super) fn required(&self, name: &str, purpose: &str) -> Option<Node<'a>> {
+        self.get(name).or_else(|| self.node.refuse(format!("lacks `{name}`: {purpose}")))
+    }
+
+    /// Notes that this map as a whole is wrong.
+    pub(super) fn refuse<T>(&self, message: impl Into<String>) -> Option<T> {
+        self.node.refuse(message)
+    }
+}
+
+pub(super) const NAME_RULE: &str = "must be 1 to 64 letters, digits, '_', '-' or '.'";
+
+pub(super) fn is_name(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'))
+}
+
+/// Says that a name is not known, and which was probably meant.
+pub(super) fn unknown(what: &str, name: &str, known: &[&str]) -> String {
+    let distance = |word: &str| strsim::damerau_levenshtein(name, word);
+    let limit = name.chars().count().div_ceil(3);
+    let near = known.iter().map(|word| (distance(word), *word)).filter(|(d, _)| *d <= limit).min();
+    match near {
+        Some((_, word)) => format!("unknown {what} {name:?}: did you mean {word:?}?"),
+        None if known.is_empty() => format!("unknown {what} {name:?}"),
+        None => format!("unknown {what} {name:?}: known are {}", known.join(", ")),
+    }
+}
+
+const UNITS: &str = "us, ms, s, m, h or d";
+
+/// A whole number and a unit. `min` is another word for `m`.
+pub(super) fn parse_duration(text: &str) -> Option<Micros> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at_checked(digits)?;
+    number.parse::<u64>().ok()?.checked_mul(unit_micros(unit)?).filter(|n| *n <= Micros::MAX.count()).map(Micros::new)
+}
+
+pub(super) fn unit_micros(unit: &str) -> Option<u64> {
+    Some(match unit {
+        "us" => 1,
+        "ms" => 1_000,
+        "s" => 1_000_000,
+        "m" | "min" => 60_000_000,
+        "h" => 3_600_000_000,
+        "d" => 86_400_000_000,
+        _ => return None,
+    })
+}
+
+fn shown(span: Micros) -> String {
+    for (unit, micros) in [("d", 86_400_000_000), ("h", 3_600_000_000), ("s", 1_000_000), ("ms", 1_000)] {
+        if let (Some(count), Some(0)) = (span.count().checked_div(micros), span.count().checked_rem(micros))
+            && count > 0
+        {
+            return format!("{count}{unit}");
+        }
+    }
+    format!("{}us", span.count())
+}

@@ -1,0 +1,404 @@
+//! From a [`Tree`] to a [`PolicySet`]: every field, its bounds, and what fits together.
+
+use super::node::{Fields, Issues, NAME_RULE, Node, PolicyErrors, is_name, parse_duration, unit_micros, unknown};
+use super::{Endpoint, FailMode, Identity, KeyPart, OnMissing, Policy, PolicySet, Route, RouteClass, Scope, Sharing};
+use crate::facts::Source;
+use crate::key::HashKey;
+use crate::path::Template;
+use crate::token_bucket::TokenBucket;
+use crate::tree::Tree;
+use crate::units::{MAX_TOKENS, Micros, RefillRate, Tokens};
+
+/// Bounds on the size of a configuration, so that no request's work grows without one.
+const MAX_IDENTITIES: usize = 32;
+const MAX_SOURCES: usize = 16;
+const MAX_ROUTES: usize = 1024;
+const MAX_POLICIES: usize = 64;
+
+/// Fewer bytes than this can be guessed from a key that someone sees.
+const MIN_HASH_KEY: usize = 16;
+
+type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+pub(super) fn policy_set(bytes: &[u8], env: Env<'_>) -> Result<PolicySet, PolicyErrors> {
+    let tree = Tree::read(bytes).map_err(PolicyErrors::whole)?;
+    let issues = Issues::default();
+    let set = Node::root(&tree, &issues)
+        .fields(&["version", "hash_key", "endpoint", "identities", "routes", "policies"])
+        .and_then(|fields| read_set(&fields, env));
+    let issues = issues.into_inner();
+    match set {
+        Some(set) if issues.is_empty() => Ok(set),
+        _ if issues.is_empty() => Err(PolicyErrors::whole("the configuration cannot be used".into())),
+        _ => Err(PolicyErrors::new(issues)),
+    }
+}
+
+/// Reads all parts, even when one is wrong, so that all errors are found.
+fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
+    let version = fields.get("version").and_then(|node| node.text()).map(String::from);
+    let secret = fields.get("hash_key").map(|node| hash_key(&node, env));
+    let endpoint = fields.get("endpoint").map(|node| endpoint(&node));
+    let identities = fields.get("identities").map_or_else(Vec::new, |node| identities(&node));
+    let routes = fields.get("routes").map_or_else(Vec::new, |node| routes(&node));
+    let hash_key = match &secret {
+        Some(secret) => secret.clone(),
+        None if identities.is_empty() => Some(HashKey::new(b"")),
+        None => fields.refuse(
+            "lacks `hash_key`: identities leave the proxy only as keyed hashes; \
+             write {env: TOLLGATE_HASH_KEY}, with the same secret for every proxy",
+        ),
+    };
+    let policies = fields.required("policies", "a list of budgets").map_or_else(Vec::new, |node| {
+        let names = Names { identities: &identities, routes: &routes };
+        policies(&node, &names, hash_key.as_ref().unwrap_or(&HashKey::new(b"")))
+    });
+    if endpoint.is_none() && policies.iter().any(|policy| matches!(policy.scope, Scope::Global { .. })) {
+        fields.refuse::<()>("lacks `endpoint`: a policy of scope global needs {cluster: …}, an Envoy cluster");
+    }
+    Some(PolicySet { version, endpoint: endpoint.flatten(), hash_key: hash_key?, identities, routes, policies })
+}
+
+fn hash_key(node: &Node<'_>, env: Env<'_>) -> Option<HashKey> {
+    let (kind, value) = node.choice(&["env", "value"])?;
+    let text = value.text()?;
+    let secret = if kind == "env" {
+        match env(text) {
+            Some(secret) => secret,
+            None => {
+                return value.refuse(format!(
+                    "the environment variable {text} is not set; Envoy passes on only those listed in \
+                     vm_config.environment_variables.host_env_keys"
+                ));
+            }
+        }
+    } else {
+        text.into()
+    };
+    if secret.len() < MIN_HASH_KEY {
+        return value.refuse(format!("the secret must have at least {MIN_HASH_KEY} bytes, has {}", secret.len()));
+    }
+    Some(HashKey::new(secret.as_bytes()))
+}
+
+fn endpoint(node: &Node<'_>) -> Option<Endpoint> {
+    let fields = node.fields(&["cluster", "timeout", "max_in_flight"])?;
+    let cluster = fields.required("cluster", "the name of an Envoy cluster").and_then(|node| {
+        let name = node.text()?;
+        if name.is_empty() { node.refuse("must not be empty") } else { Some(String::from(name)) }
+    });
+    // Envoy takes a timeout under 1 ms for none at all.
+    let timeout = fields
+        .get("timeout")
+        .map_or(Some(Micros::from_millis(50)), |node| node.duration(Micros::from_millis(1), Micros::from_secs(10)));
+    let max_in_flight = fields.get("max_in_flight").map_or(Some(256), |node| node.whole(1, 65_536));
+    Some(Endpoint { cluster: cluster?, timeout: timeout?, max_in_flight: u32::try_from(max_in_flight?).ok()? })
+}
+
+fn identities(node: &Node<'_>) -> Vec<Identity> {
+    let entries = node.entries().unwrap_or_default();
+    if entries.len() > MAX_IDENTITIES {
+        node.refuse::<()>(format!("must have at most {MAX_IDENTITIES} identities, has {}", entries.len()));
+    }
+    entries.iter().filter_map(|(name, node)| identity(name, node)).collect()
+}
+
+fn identity(name: &str, node: &Node<'_>) -> Option<Identity> {
+    if !is_name(name) {
+        return node.refuse(format!("an identity's name {NAME_RULE}"));
+    }
+    if name == "route" {
+        return node.refuse("`route` in a key means the route class: give the identity another name");
+    }
+    // One with wrong sources is kept: the set is refused, but the policies that name it are not wrong for that.
+    let sources = node
+        .fields(&["sources"])
+        .and_then(|fields| fields.required("sources", "a list such as [{header: x-api-key}]"))
+        .and_then(|node| node.filled_list(MAX_SOURCES))
+        .unwrap_or_default();
+    Some(Identity { name: name.into(), sources: sources.iter().filter_map(source).collect() })
+}
+
+fn source(node: &Node<'_>) -> Option<Source> {
+    let (kind, value) = node.choice(&["header", "client_address"])?;
+    if kind == "header" {
+        let name = value.text()?;
+        let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+        if name.is_empty() || name.len() > 256 || !name.bytes().all(token) {
+            return value.refuse(format!("{name:?} is not a header name"));
+        }
+        return Some(Source::Header(name.to_ascii_lowercase()));
+    }
+    let fields = value.fields(&["ipv6_prefix"])?;
+    let ipv6_prefix = fields.get("ipv6_prefix").map_or(Some(64), |node| node.whole(1, 128))?;
+    Some(Source::ClientAddress { ipv6_prefix: u8::try_from(ipv6_prefix).ok()? })
+}
+
+fn routes(node: &Node<'_>) -> Vec<RouteClass> {
+    let mut classes: Vec<RouteClass> = Vec::new();
+    for node in node.list().unwrap_or_default() {
+        if classes.len() == MAX_ROUTES {
+            node.refuse::<()>(format!("there can be at most {MAX_ROUTES} route classes"));
+            break;
+        }
+        if let Some(class) = route(&node, &classes) {
+            classes.push(class);
+        }
+    }
+    classes
+}
+
+fn route(node: &Node<'_>, earlier: &[RouteClass]) -> Option<RouteClass> {
+    let fields = node.fields(&["name", "methods", "path", "exempt", "cost"])?;
+    let name = fields.required("name", "what the route class is called in keys and metrics").and_then(|node| {
+        let name = node.name()?;
+        if name == "other" {
+            return node.refuse("`other` is the class of all that no route matches");
+        }
+        if earlier.iter().any(|class| class.name == name) {
+            return node.refuse(format!("the name {name:?} is taken by an earlier route class"));
+        }
+        Some(name)
+    });
+    let methods = match fields.get("methods") {
+        None => Some(None),
+        Some(node) => node.filled_list(32).map(|list| Some(list.iter().filter_map(method).collect())),
+    };
+    let template = fields
+        .required("path", "a template such as \"/v1/reports/{id}\"")
+        .and_then(|node| Template::new(node.text()?).or_else(|error| node.refuse(error).ok_or(())).ok());
+    let exempt = fields.get("exempt").map_or(Some(false), |node| node.boolean());
+    let cost = fields.get("cost").map_or(Some(Tokens::ONE), |node| tokens(&node));
+    if let (Some(true), Some(node)) = (exempt, fields.get("cost")) {
+        node.refuse::<()>("an exempt route class costs nothing: leave one of the two out");
+    }
+    // As with identities: a class that is otherwise wrong keeps its name for those who refer to it.
+    Some(RouteClass {
+        name: name?.into(),
+        methods: methods.unwrap_or_default(),
+        template: template.unwrap_or_default(),
+        exempt: exempt.unwrap_or_default(),
+        cost: cost.unwrap_or(Tokens::ONE),
+    })
+}
+
+fn method(node: &Node<'_>) -> Option<String> {
+    let text = node.text()?;
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_uppercase() || b == b'-') {
+        return node.refuse(format!("{text:?} is not a method: methods are written in capitals, such as GET"));
+    }
+    Some(text.into())
+}
+
+/// What the policies may refer to.
+struct Names<'a> {
+    identities: &'a [Identity],
+    routes: &'a [RouteClass],
+}
+
+fn policies(node: &Node<'_>, names: &Names<'_>, hash_key: &HashKey) -> Vec<Policy> {
+    let mut policies: Vec<Policy> = Vec::new();
+    for node in node.filled_list(MAX_POLICIES).unwrap_or_default() {
+        if let Some(policy) = policy(&node, &policies, names, hash_key) {
+            policies.push(policy);
+        }
+    }
+    policies
+}
+
+const POLICY_FIELDS: &[&str] =
+    &["name", "scope", "mode", "sharing", "match", "key", "limit", "charge", "on_missing", "on_failure"];
+
+fn policy(node: &Node<'_>, earlier: &[Policy], names: &Names<'_>, hash_key: &HashKey) -> Option<Policy> {
+    let fields = node.fields(POLICY_FIELDS)?;
+    let name = fields.required("name", "what the budget is called").and_then(|node| {
+        let name = node.name()?;
+        if earlier.iter().any(|policy| policy.name == name) {
+            return node.refuse(format!("the name {name:?} is taken by an earlier policy"));
+        }
+        Some(name)
+    });
+    let scope = scope(&fields);
+    let routes = match fields.get("match") {
+        None => Some(None),
+        Some(node) => match_routes(&node, names).map(Some),
+    };
+    let key = match fields.get("key") {
+        None => Some(Vec::new()),
+        Some(node) => node.list().map(|list| key_parts(&list, names)),
+    };
+    let limit_node = fields.required("limit", "such as {token_bucket: {capacity: 20, refill: 5/s}}");
+    let limit = limit_node.as_ref().and_then(limit);
+    let on_missing = fields.get("on_missing").map_or(Some(OnMissing::Anonymous), |node| {
+        node.word(&[("anonymous", OnMissing::Anonymous), ("skip", OnMissing::Skip)])
+    });
+    if let (Some(routes), Some(node), Some(limit)) = (&routes, &limit_node, &limit) {
+        check_costs(node, limit, routes.as_deref(), names);
+        if let Some(Scope::Global { on_failure: FailMode::Local(emergency) }) = &scope
+            && let Some(node) = fields.get("on_failure")
+        {
+            check_costs(&node, emergency, routes.as_deref(), names);
+        }
+    }
+    let mut overflow = hash_key.digest("overflow");
+    overflow.part(name?.as_bytes());
+    Some(Policy {
+        name: name?.into(),
+        limit: limit?,
+        scope: scope?,
+        key: key?,
+        on_missing: on_missing?,
+        routes: routes?,
+        overflow: overflow.finish(),
+    })
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    Local,
+    Global,
+}
+
+fn scope(fields: &Fields<'_>) -> Option<Scope> {
+    let place = fields
+        .required("scope", "local (in this proxy) or global (over all proxies)")?
+        .word(&[("local", Place::Local), ("global", Place::Global)])?;
+    let belongs = |name: &str, place: &str| {
+        if let Some(node) = fields.get(name) {
+            node.refuse::<()>(format!("is for policies of scope {place}"));
+        }
+    };
+    match place {
+        Place::Local => {
+            belongs("mode", "global");
+            belongs("on_failure", "global");
+            let sharing = fields.get("sharing").map_or(Some(Sharing::Proxy), |node| {
+                node.word(&[("proxy", Sharing::Proxy), ("worker", Sharing::Worker)])
+            });
+            let charge_always =
+                fields.get("charge").map_or(Some(false), |node| node.word(&[("admitted", false), ("always", true)]));
+            Some(Scope::Local { sharing: sharing?, charge_always: charge_always? })
+        }
+        Place::Global => {
+            belongs("sharing", "local");
+            belongs("charge", "local");
+            if let Some(node) = fields.get("mode") {
+                node.word(&[("exact", ())]);
+            }
+            let purpose = "what happens when the endpoint cannot say: open (admit), closed (503), \
+                           or {local: {token_bucket: …}} (an emergency budget in each proxy)";
+            let on_failure = fields.required("on_failure", purpose).and_then(|node| fail_mode(&node));
+            Some(Scope::Global { on_failure: on_failure? })
+        }
+    }
+}
+
+fn fail_mode(node: &Node<'_>) -> Option<FailMode> {
+    if node.as_word().is_some() {
+        return match node.as_word() {
+            Some("open") => Some(FailMode::Open),
+            Some("closed") => Some(FailMode::Closed),
+            Some("local") => {
+                node.refuse("local needs its budget: {local: {token_bucket: {capacity: 20, refill: 5/s}}}")
+            }
+            Some(other) => node.refuse(unknown("fail mode", other, &["open", "closed", "local"])),
+            None => None,
+        };
+    }
+    let (_, value) = node.choice(&["local"])?;
+    limit(&value).map(FailMode::Local)
+}
+
+fn limit(node: &Node<'_>) -> Option<TokenBucket> {
+    let (_, value) = node.choice(&["token_bucket"])?;
+    let fields = value.fields(&["capacity", "refill"])?;
+    let capacity = fields.required("capacity", "the most units at once").and_then(|node| tokens(&node));
+    let refill = fields.required("refill", "how fast units come back, such as 5/s").and_then(|node| refill(&node));
+    Some(TokenBucket { capacity: capacity?, refill: refill? })
+}
+
+fn tokens(node: &Node<'_>) -> Option<Tokens> {
+    node.whole(1, MAX_TOKENS).and_then(Tokens::new)
+}
+
+/// `count/period`, where a period is a unit or a number with a unit: `5/s`, `1/30d`, `100/10s`.
+fn refill(node: &Node<'_>) -> Option<RefillRate> {
+    const FORM: &str = "write units per time, such as 5/s, 100/min or 1/30d";
+    let text = match node.as_word() {
+        Some(text) => text,
+        None => return node.refuse(format!("must be text: {FORM}")),
+    };
+    let Some((count, period)) = text.split_once('/') else {
+        return node.refuse(format!("{text:?} is not a rate: {FORM}"));
+    };
+    let period = unit_micros(period).map(Micros::new).or_else(|| parse_duration(period));
+    let digits = !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit());
+    match (digits.then(|| count.parse::<u64>().unwrap_or(u64::MAX)), period) {
+        (Some(count), Some(period)) => {
+            RefillRate::new(count, period).map_or_else(|error| node.refuse(format!("{text}: {error}")), Some)
+        }
+        _ => node.refuse(format!("{text:?} is not a rate: {FORM}")),
+    }
+}
+
+fn match_routes(node: &Node<'_>, names: &Names<'_>) -> Option<Vec<Route>> {
+    let list = node.fields(&["routes"])?.required("routes", "a list of route classes")?.filled_list(MAX_ROUTES)?;
+    Some(list.iter().filter_map(|node| match_route(node, names)).collect())
+}
+
+fn match_route(node: &Node<'_>, names: &Names<'_>) -> Option<Route> {
+    let text = node.text()?;
+    if text == "other" {
+        return Some(Route::Other);
+    }
+    match names.routes.iter().position(|class| class.name == text) {
+        Some(index) if names.routes.get(index).is_some_and(|class| class.exempt) => {
+            node.refuse(format!("the route class {text:?} is exempt: no policy applies to it"))
+        }
+        Some(index) => Some(Route::Listed(index)),
+        None => {
+            let mut known: Vec<&str> = names.routes.iter().map(|class| class.name.as_str()).collect();
+            known.push("other");
+            node.refuse(unknown("route class", text, &known))
+        }
+    }
+}
+
+fn key_parts(list: &[Node<'_>], names: &Names<'_>) -> Vec<KeyPart> {
+    let mut parts = Vec::new();
+    for node in list {
+        let Some(part) = key_part(node, names) else { continue };
+        if parts.contains(&part) {
+            node.refuse::<()>("is in the key already");
+        }
+        parts.push(part);
+    }
+    parts
+}
+
+fn key_part(node: &Node<'_>, names: &Names<'_>) -> Option<KeyPart> {
+    let text = node.text()?;
+    if text == "route" {
+        return Some(KeyPart::Route);
+    }
+    names.identities.iter().position(|identity| identity.name == text).map(KeyPart::Identity).or_else(|| {
+        let mut known: Vec<&str> = names.identities.iter().map(|identity| identity.name.as_str()).collect();
+        known.push("route");
+        node.refuse(unknown("identity", text, &known))
+    })
+}
+
+/// A route class that costs more than the capacity could never be admitted.
+fn check_costs(node: &Node<'_>, limit: &TokenBucket, routes: Option<&[Route]>, names: &Names<'_>) {
+    for (index, class) in names.routes.iter().enumerate() {
+        let applies = !class.exempt && routes.is_none_or(|routes| routes.contains(&Route::Listed(index)));
+        if applies && class.cost > limit.capacity {
+            node.refuse::<()>(format!(
+                "the capacity {} is below the cost {} of the route class {:?}, which could never be admitted",
+                limit.capacity.count(),
+                class.cost.count(),
+                class.name
+            ));
+        }
+    }
+}

@@ -1,0 +1,295 @@
+#![allow(clippy::arithmetic_side_effects)]
+use super::*;
+use crate::facts::tests::Request;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
+const SECRET: &str = "0123456789abcdef";
+
+fn env(name: &str) -> Option<String> {
+    (name == "TOLLGATE_HASH_KEY").then(|| SECRET.into())
+}
+
+pub(crate) fn read(text: &str) -> PolicySet {
+    PolicySet::read(text.as_bytes(), &env).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn errors(text: &str) -> String {
+    PolicySet::read(text.as_bytes(), &env).map(|_| ()).expect_err("an error").to_string()
+}
+
+/// A configuration with one thing in it replaced.
+fn with(from: &str, to: &str) -> String {
+    let text = FULL.replacen(from, to, 1);
+    assert_ne!(text, FULL, "{from} is not there to be replaced");
+    text
+}
+
+const FULL: &str = r#"{
+  "version": "v1",
+  "hash_key": {"env": "TOLLGATE_HASH_KEY"},
+  "endpoint": {"cluster": "tollgate", "timeout": "50ms", "max_in_flight": 256},
+  "identities": {
+    "credential": {"sources": [{"header": "X-Api-Key"}]},
+    "client": {"sources": [{"client_address": {"ipv6_prefix": 64}}]}
+  },
+  "routes": [
+    {"name": "health", "path": "/healthz", "exempt": true},
+    {"name": "reports", "methods": ["GET"], "path": "/v1/reports/{id}", "cost": 5},
+    {"name": "export", "path": "/v1/export/**"}
+  ],
+  "policies": [
+    {"name": "guard", "scope": "local", "sharing": "worker", "charge": "always", "key": ["client"],
+     "limit": {"token_bucket": {"capacity": 200, "refill": "50/s"}}},
+    {"name": "per-key", "scope": "global", "mode": "exact", "key": ["credential"], "on_missing": "anonymous",
+     "limit": {"token_bucket": {"capacity": 20, "refill": "5/s"}},
+     "on_failure": {"local": {"token_bucket": {"capacity": 10, "refill": "1/s"}}}},
+    {"name": "exports", "scope": "global", "match": {"routes": ["export"]}, "key": ["credential", "route"],
+     "on_missing": "skip", "limit": {"token_bucket": {"capacity": 2, "refill": "1/30d"}}, "on_failure": "closed"}
+  ]
+}"#;
+
+fn names(set: &PolicySet, plan: &Plan) -> Vec<String> {
+    plan.charges.iter().map(|charge| set.policies()[charge.policy].name.clone()).collect()
+}
+
+fn key(set: &PolicySet, request: &Request, policy: &str) -> Digest {
+    let plan = set.plan(request);
+    let found = plan.charges.iter().find(|charge| set.policies()[charge.policy].name == policy);
+    found.expect("the policy applies").key
+}
+
+#[test]
+fn a_whole_configuration_is_read() {
+    let set = read(FULL);
+    assert_eq!(set.version.as_deref(), Some("v1"));
+    let endpoint = set.endpoint.as_ref().unwrap();
+    assert_eq!((endpoint.timeout, endpoint.max_in_flight), (Micros::from_millis(50), 256));
+    assert_eq!(set.policies().len(), 3);
+    assert_eq!(set.policies()[0].scope, Scope::Local { sharing: Sharing::Worker, charge_always: true });
+    assert_eq!(set.policies()[2].scope, Scope::Global { on_failure: FailMode::Closed });
+}
+
+#[test]
+fn a_policy_needs_no_more_than_it_uses() {
+    let set = read(
+        r#"{"policies":[{"name":"all","scope":"local","limit":{"token_bucket":{"capacity":5,"refill":"100/min"}}}]}"#,
+    );
+    assert_eq!(set.policies()[0].scope, Scope::Local { sharing: Sharing::Proxy, charge_always: false });
+    assert_eq!(set.policies()[0].limit.refill.period(), 600_000);
+    assert_eq!(names(&set, &set.plan(&Request::get("/anything"))), ["all"]);
+}
+
+#[test]
+fn a_request_is_charged_by_the_first_route_class_that_matches() {
+    let set = read(FULL);
+    let plan = |request: &Request| {
+        let plan = set.plan(request);
+        (set.route_name(plan.route).to_string(), names(&set, &plan), plan.charges.first().map(|c| c.cost.count()))
+    };
+    let both = || vec!["guard".to_string(), "per-key".to_string()];
+    assert_eq!(plan(&Request::get("/healthz")), ("health".into(), vec![], None));
+    assert_eq!(plan(&Request::get("/v1/reports/7")), ("reports".into(), both(), Some(5)));
+    assert_eq!(plan(&Request::get("//v1/./reports/%37?x")), ("reports".into(), both(), Some(5)));
+    assert_eq!(plan(&Request { method: "HEAD", ..Request::get("/v1/reports/7") }), ("reports".into(), both(), Some(5)));
+    for method in ["POST", "get", "FOO", ""] {
+        assert_eq!(plan(&Request { method, ..Request::get("/v1/reports/7") }), ("other".into(), both(), Some(1)));
+    }
+    assert_eq!(plan(&Request::get("/healthz/x")).0, "other");
+    let export = Request::get("/v1/export/a/b").with("x-api-key", "k");
+    assert_eq!(plan(&export).1, ["guard", "per-key", "exports"]);
+}
+
+#[test]
+fn a_policy_that_skips_requests_without_identity_says_so() {
+    let set = read(FULL);
+    let plan = set.plan(&Request::get("/v1/export"));
+    assert_eq!(names(&set, &plan), ["guard", "per-key"]);
+    assert_eq!(plan.skipped, [2]);
+}
+
+#[test]
+fn a_key_depends_on_the_identity_alone_and_not_on_what_else_is_sent() {
+    let set = read(FULL);
+    let alice = Request::get("/a").with("x-api-key", "alice");
+    let key_of = |request: &Request| key(&set, request, "per-key");
+    assert_eq!(key_of(&alice), key_of(&Request::get("/b").with("x-api-key", "alice").with("x-other", "1")));
+    assert_eq!(key_of(&alice), key_of(&alice.clone().with_client("192.0.2.1:5")));
+    assert_ne!(key_of(&alice), key_of(&Request::get("/a").with("x-api-key", "bob")));
+    assert_ne!(key_of(&alice), key(&set, &alice, "guard"));
+    // F01: missing, empty and ambiguous all go to the one anonymous bucket, in either order.
+    let anonymous = key_of(&Request::get("/a"));
+    assert_eq!(key_of(&Request::get("/a").with("x-api-key", "")), anonymous);
+    for (one, two) in [("rot-1", "good"), ("good", "rot-2")] {
+        assert_eq!(key_of(&Request::get("/a").with("x-api-key", one).with("x-api-key", two)), anonymous);
+    }
+    // F06, F07: bytes are bytes, and all of them count.
+    let long = |last: &str| Request::get("/a").with("x-api-key", "x".repeat(50_000) + last);
+    assert_ne!(key_of(&long("1")), key_of(&long("2")));
+    let raw = |bytes: &[u8]| Request::get("/a").with("x-api-key", bytes);
+    assert_ne!(key_of(&raw(&[0xff, 0xfe])), key_of(&raw(&[0xff, 0xfd])));
+}
+
+#[test]
+fn the_route_class_is_in_the_key_where_the_policy_says_so() {
+    let text = with(r#""key": ["credential", "route"]"#, r#""key": ["route"]"#).replacen(
+        r#"{"routes": ["export"]}"#,
+        r#"{"routes": ["export", "other"]}"#,
+        1,
+    );
+    let set = read(&text);
+    assert_ne!(key(&set, &Request::get("/v1/export"), "exports"), key(&set, &Request::get("/x"), "exports"));
+    assert_eq!(
+        key(&set, &Request::get("/v1/export/a"), "exports"),
+        key(&set, &Request::get("/v1/export/b"), "exports")
+    );
+}
+
+#[test]
+fn buckets_of_one_first_identity_are_of_one_group() {
+    let set = read(FULL);
+    let plan = set.plan(&Request::get("/v1/export").with("x-api-key", "k"));
+    assert_eq!(plan.charges[1].group, plan.charges[2].group);
+    assert_ne!(plan.charges[0].group, plan.charges[1].group);
+}
+
+#[test]
+fn all_errors_are_told_at_once() {
+    let text = FULL
+        .replacen("\"version\": \"v1\"", "\"version\": 1", 1)
+        .replacen("\"capacity\": 200", "\"capacity\": \"200\"", 1)
+        .replacen("\"50ms\"", "50", 1)
+        .replacen("[\"client\"]", "[\"cleint\"]", 1);
+    assert_eq!(
+        errors(&text),
+        "version: must be text: put it in quotes\n\
+         endpoint.timeout: needs a unit: \"50ms\" or \"50s\"\n\
+         policies[0].key[0]: unknown identity \"cleint\": did you mean \"client\"?\n\
+         policies[0].limit.token_bucket.capacity: must be a number without quotes: 200"
+    );
+}
+
+#[test]
+fn every_mistake_has_its_path_and_what_would_be_right() {
+    for (from, to, expected) in [
+        ("\"policies\"", "\"polices\"", "polices: unknown field \"polices\": did you mean \"policies\"?"),
+        ("\"refill\": \"5/s\"", "\"refil\": \"5/s\"", "did you mean \"refill\"?"),
+        ("\"closed\"", "\"clsoed\"", "policies[2].on_failure: unknown fail mode \"clsoed\": did you mean \"closed\"?"),
+        ("\"closed\"", "\"local\"", "policies[2].on_failure: local needs its budget"),
+        (
+            ", \"on_failure\": \"closed\"",
+            "",
+            "policies[2]: lacks `on_failure`: what happens when the endpoint cannot say",
+        ),
+        ("\"50/s\"", "\"50\"", "policies[0].limit.token_bucket.refill: \"50\" is not a rate: write units per time"),
+        ("\"50/s\"", "50", "policies[0].limit.token_bucket.refill: must be text: write units per time"),
+        ("\"50/s\"", "\"0/s\"", "0/s: the number of units must be at least 1"),
+        ("\"50/s\"", "\"-5/s\"", "is not a rate"),
+        ("\"50/s\"", "\"1/31d\"", "the period must be between 1 microsecond and 30 days"),
+        ("\"50/s\"", "\"1/month\"", "is not a rate"),
+        ("\"50/s\"", "\"10000001/s\"", "at most 10000000 units a second"),
+        ("\"50/s\"", "\"99999999999999999999/s\"", "at most 999999999999"),
+        ("\"capacity\": 200", "\"capacity\": 0", "capacity: must be between 1 and 999999999999, is 0"),
+        ("\"capacity\": 200", "\"capacity\": -1", "capacity: must be a whole number between 1 and 999999999999, is -1"),
+        ("\"capacity\": 200", "\"capacity\": 1.5", "is 1.5"),
+        ("\"capacity\": 200", "\"capacity\": null", "not nothing (null)"),
+        ("\"capacity\": 200", "\"capacity\": true", "not true or false"),
+        ("\"capacity\": 200,", "", "token_bucket: lacks `capacity`"),
+        ("\"capacity\": 200", "\"capacity\": 200, \"capacity\": 300", "capacity: is there twice"),
+        (
+            "\"capacity\": 10,",
+            "\"capacity\": 4,",
+            "policies[1].on_failure: the capacity 4 is below the cost 5 of the route class \"reports\"",
+        ),
+        ("\"cost\": 5", "\"cost\": 21", "policies[1].limit: the capacity 20 is below the cost 21"),
+        ("\"cost\": 5", "\"cost\": 0", "routes[1].cost: must be between 1"),
+        ("\"50ms\"", "\"0s\"", "endpoint.timeout: must be between 1ms and 10s, is 0s"),
+        ("\"50ms\"", "\"500us\"", "must be between 1ms and 10s"),
+        ("\"50ms\"", "\"4294967297ms\"", "must be between 1ms and 10s"),
+        ("\"50ms\"", "\"fast\"", "\"fast\" is not a time"),
+        ("\"cluster\": \"tollgate\", ", "", "endpoint: lacks `cluster`"),
+        (
+            "\"scope\": \"local\"",
+            "\"scope\": \"globl\"",
+            "policies[0].scope: unknown value \"globl\": did you mean \"global\"?",
+        ),
+        ("\"sharing\": \"worker\"", "\"mode\": \"exact\"", "policies[0].mode: is for policies of scope global"),
+        ("\"mode\": \"exact\"", "\"mode\": \"leased\"", "policies[1].mode: unknown value \"leased\""),
+        (
+            "[\"export\"]",
+            "[\"exprt\"]",
+            "policies[2].match.routes[0]: unknown route class \"exprt\": did you mean \"export\"?",
+        ),
+        ("[\"export\"]", "[\"health\"]", "the route class \"health\" is exempt"),
+        ("[\"export\"]", "[]", "policies[2].match.routes: must not be empty"),
+        ("\"name\": \"exports\"", "\"name\": \"guard\"", "policies[2].name: the name \"guard\" is taken"),
+        ("\"name\": \"exports\"", "\"name\": \"a b\"", "policies[2].name: must be 1 to 64 letters"),
+        ("\"name\": \"export\"", "\"name\": \"other\"", "routes[2].name: `other` is the class"),
+        ("\"/v1/export/**\"", "\"v1/export\"", "routes[2].path: a path template starts with '/'"),
+        ("[\"GET\"]", "[\"get\"]", "routes[1].methods[0]: \"get\" is not a method"),
+        ("[\"GET\"]", "\"GET\"", "routes[1].methods: must be a list, not text"),
+        ("\"exempt\": true", "\"exempt\": \"true\"", "routes[0].exempt: must be true without quotes"),
+        (
+            "\"X-Api-Key\"",
+            "\"x api key\"",
+            "identities.credential.sources[0].header: \"x api key\" is not a header name",
+        ),
+        ("{\"header\": \"X-Api-Key\"}", "{\"heder\": \"x\"}", "did you mean \"header\"?"),
+        ("{\"ipv6_prefix\": 64}", "{\"ipv6_prefix\": 129}", "must be between 1 and 128, is 129"),
+        (
+            "\"client\": {\"sources\"",
+            "\"route\": {\"sources\"",
+            "identities.route: `route` in a key means the route class",
+        ),
+        (
+            "{\"env\": \"TOLLGATE_HASH_KEY\"}",
+            "{\"env\": \"UNSET\"}",
+            "hash_key.env: the environment variable UNSET is not set",
+        ),
+        (
+            "{\"env\": \"TOLLGATE_HASH_KEY\"}",
+            "{\"value\": \"short\"}",
+            "hash_key.value: the secret must have at least 16 bytes, has 5",
+        ),
+        ("\"hash_key\": {\"env\": \"TOLLGATE_HASH_KEY\"},", "", "lacks `hash_key`"),
+        (
+            "\"endpoint\": {\"cluster\": \"tollgate\", \"timeout\": \"50ms\", \"max_in_flight\": 256},",
+            "",
+            "lacks `endpoint`",
+        ),
+    ] {
+        let found = errors(&with(from, to));
+        assert!(found.contains(expected), "{from} -> {to}\n  expected {expected}\n  found    {found}");
+    }
+}
+
+#[test]
+fn one_mistake_is_one_error() {
+    for (from, to) in [
+        ("{\"header\": \"X-Api-Key\"}", "{\"heder\": \"x\"}"),
+        ("\"/v1/export/**\"", "\"v1/export\""),
+        ("{\"env\": \"TOLLGATE_HASH_KEY\"}", "{\"env\": \"UNSET\"}"),
+        ("\"cost\": 5", "\"cost\": \"5\""),
+        ("\"50ms\"", "50"),
+    ] {
+        assert_eq!(errors(&with(from, to)).lines().count(), 1, "{}", errors(&with(from, to)));
+    }
+}
+
+#[test]
+fn nothing_at_all_is_no_configuration() {
+    for text in
+        ["", "  ", "{", "[]", "null", "{}", r#"{"policies":[]}"#, r#"{"policies":{}}"#, "policies:\n\t- x", "\"x\""]
+    {
+        assert!(PolicySet::read(text.as_bytes(), &env).is_err(), "{text:?}");
+    }
+    assert_eq!(errors("{}"), "lacks `policies`: a list of budgets");
+    assert_eq!(errors(r#"{"policies":[]}"#), "policies: must not be empty");
+}
+
+#[test]
+fn no_secret_is_shown() {
+    let text = with("{\"env\": \"TOLLGATE_HASH_KEY\"}", "{\"value\": \"0123456789abcdef-secret\"}");
+    let shown = format!("{:?}", read(&text));
+    assert!(!shown.contains("secret"), "{shown}");
+}

@@ -1,0 +1,133 @@
+//! The token bucket: a capacity, a refill rate, and one step that refills and then decides.
+//!
+//! All arithmetic is on integers. A balance is whole units plus a fraction, the numerator over the refill rate's
+//! period, so no refill is ever rounded: polling a bucket does not starve it, and a caller is admitted exactly when
+//! the wait it was given has passed, not one microsecond before. The Redis script computes the same numbers.
+
+use crate::units::{Micros, RefillRate, Tokens};
+
+/// How far a stored time may lie ahead of now before it is taken for a clock fault: 60 s.
+pub const MAX_SKEW: Micros = Micros::from_secs(60);
+
+/// A limit: at most `capacity` units at once, refilled at `refill`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBucket {
+    /// The most units there can be.
+    pub capacity: Tokens,
+    /// How fast they come back.
+    pub refill: RefillRate,
+}
+
+/// One bucket's state. Absence of a state means a full bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Balance {
+    /// Whole units left.
+    pub tokens: u64,
+    /// Numerator over `period`: the part of the next unit that has come already.
+    pub fraction: u64,
+    /// The denominator of `fraction`: the refill rate's period when this was written.
+    pub period: u64,
+    /// When this balance was true.
+    pub at: Micros,
+}
+
+/// What one limit says to one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The units are there.
+    Admit,
+    /// They are not, but will be after this wait if nobody else takes them.
+    Wait(Micros),
+    /// The cost is above the capacity: waiting cannot help.
+    Never,
+}
+
+impl TokenBucket {
+    /// The balance at `now`, given what was stored.
+    ///
+    /// A clock that stepped back adds nothing and leaves the stored time as it is; a stored time over [`MAX_SKEW`]
+    /// ahead is a clock fault and is moved to `now`, also without a refill. A balance above the capacity (the limit
+    /// was lowered) is cut to it, and a fraction of another period (the rate was changed) is dropped: never more than
+    /// was there.
+    #[must_use]
+    pub fn refill(&self, stored: Option<Balance>, now: Micros) -> Balance {
+        let (capacity, period) = (self.capacity.count(), self.refill.period());
+        let Some(stored) = stored else {
+            return Balance { tokens: capacity, fraction: 0, period, at: now };
+        };
+        let mut balance = Balance { period, ..stored };
+        if stored.period != period || stored.fraction >= period {
+            balance.fraction = 0;
+        }
+        if stored.at > now {
+            if stored.at.since(now) > MAX_SKEW {
+                balance.at = now;
+            }
+        } else {
+            // At most 2^53 µs × 10^12 units: far below u128's bound.
+            let elapsed = u128::from(now.since(stored.at).count());
+            let gained =
+                elapsed.saturating_mul(u128::from(self.refill.tokens())).saturating_add(u128::from(balance.fraction));
+            let whole = gained.checked_div(u128::from(period)).unwrap_or(0);
+            let rest = gained.checked_rem(u128::from(period)).unwrap_or(0);
+            let tokens = u128::from(stored.tokens).saturating_add(whole);
+            balance.tokens = u64::try_from(tokens).unwrap_or(capacity);
+            balance.fraction = u64::try_from(rest).unwrap_or(0);
+            balance.at = now;
+        }
+        if balance.tokens >= capacity {
+            balance.tokens = capacity;
+            balance.fraction = 0;
+        }
+        balance
+    }
+
+    /// Whether `cost` can be paid from a refilled `balance` at `now`. Changes nothing.
+    #[must_use]
+    pub fn check(&self, balance: &Balance, cost: Tokens, now: Micros) -> Verdict {
+        if cost > self.capacity {
+            return Verdict::Never;
+        }
+        let missing = cost.count().saturating_sub(balance.tokens);
+        if missing == 0 { Verdict::Admit } else { Verdict::Wait(self.time_to_gain(missing, balance, now)) }
+    }
+
+    /// When an untouched `balance` will be full: after that it needs not be kept.
+    #[must_use]
+    pub fn full_at(&self, balance: &Balance, now: Micros) -> Micros {
+        let missing = self.capacity.count().saturating_sub(balance.tokens);
+        if missing == 0 { now } else { now.plus(self.time_to_gain(missing, balance, now)) }
+    }
+
+    /// How long from `now` until `missing` more units are there, rounded up to the microsecond.
+    fn time_to_gain(&self, missing: u64, balance: &Balance, now: Micros) -> Micros {
+        let needed = u128::from(missing)
+            .saturating_mul(u128::from(self.refill.period()))
+            .saturating_sub(u128::from(balance.fraction));
+        let rate = u128::from(self.refill.tokens());
+        let whole = needed.checked_div(rate).unwrap_or(u128::MAX);
+        let part = u128::from(needed.checked_rem(rate).unwrap_or(0) > 0);
+        let wait = Micros::new(u64::try_from(whole.saturating_add(part)).unwrap_or(u64::MAX));
+        // A stored time that is ahead of now starts to refill only when now has reached it.
+        wait.plus(balance.at.since(now))
+    }
+}
+
+impl Balance {
+    /// Takes `cost`, which [`TokenBucket::check`] admitted. A balance never goes below nothing.
+    pub fn spend(&mut self, cost: Tokens) {
+        self.tokens = self.tokens.saturating_sub(cost.count());
+    }
+
+    /// Gives `cost` back, up to the capacity: a request that was charged here was denied elsewhere.
+    pub fn give_back(&mut self, cost: Tokens, limit: &TokenBucket) {
+        self.tokens = self.tokens.saturating_add(cost.count());
+        if self.tokens >= limit.capacity.count() {
+            self.tokens = limit.capacity.count();
+            self.fraction = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,249 @@
+//! What the filter and the token endpoint say to each other: `POST /v1/admit`.
+//!
+//! A request is a batch of decisions. Each decision is all-or-nothing by itself; the answer has one result for each,
+//! in the same order. Unknown fields are ignored on both sides, so that either can be upgraded first.
+
+use crate::key::Digest;
+use crate::token_bucket::TokenBucket;
+use crate::units::{MAX_TOKENS, Micros, RefillRate, Tokens};
+use serde::{Deserialize, Serialize};
+
+/// Where decisions are asked for.
+pub const ADMIT_PATH: &str = "/v1/admit";
+
+/// The most decisions in one request.
+pub const MAX_DECISIONS: usize = 128;
+
+/// The most charges in one decision: a configuration has no more policies.
+pub const MAX_CHARGES: usize = 64;
+
+/// The most bytes in a request or an answer, checked before either is read.
+pub const MAX_BODY: usize = 2 * 1024 * 1024;
+
+/// A batch of decisions to make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdmitRequest {
+    /// 1 to [`MAX_DECISIONS`] of them.
+    pub decisions: Vec<DecisionRequest>,
+}
+
+/// Charges of which all are made or none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecisionRequest {
+    /// 1 to [`MAX_CHARGES`] of them.
+    pub charges: Vec<ChargeRequest>,
+}
+
+/// One bucket, its limit, and what to take from it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChargeRequest {
+    /// The policy's name: 1 to 64 letters, digits, `_`, `-` or `.`.
+    pub policy: String,
+    /// Names the bucket: 32 hexadecimal digits.
+    pub key: Digest,
+    /// Names what the bucket is stored together with: 32 hexadecimal digits.
+    pub group: Digest,
+    /// Units to take: 1 to 999 999 999 999.
+    pub cost: Cost,
+    /// The limit.
+    pub token_bucket: BucketSpec,
+}
+
+/// A cost on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Cost(pub Tokens);
+
+/// A token bucket on the wire: `{"capacity":20,"refill":5,"per_us":1000000}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "RawBucket", into = "RawBucket")]
+pub struct BucketSpec(pub TokenBucket);
+
+#[derive(Serialize, Deserialize)]
+struct RawBucket {
+    capacity: u64,
+    refill: u64,
+    per_us: u64,
+}
+
+/// One result for each decision, in the order they were asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdmitAnswer {
+    /// As many as there were decisions.
+    pub decisions: Vec<DecisionAnswer>,
+}
+
+/// What became of one decision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecisionAnswer {
+    /// All charges were made.
+    Admitted(Vec<Admitted>),
+    /// None was.
+    Denied(Vec<Denied>),
+    /// The store could not say; nothing is known to have been charged.
+    Failed(Failure),
+}
+
+/// What a bucket has left after a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Admitted {
+    /// Whole units.
+    pub remaining: u64,
+}
+
+/// What one bucket says to a request that was denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Denied {
+    /// Whole units.
+    pub remaining: u64,
+    /// Why this bucket denied; left out when it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub denied: Option<Denial>,
+}
+
+/// Why one bucket denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Denial {
+    /// The units will be there after so many microseconds, if nobody else takes them.
+    WaitUs(u64),
+    /// The cost is above the capacity: never.
+    OverCapacity,
+}
+
+/// Why the store could not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Failure {
+    /// The store did not answer in time.
+    StoreTimeout,
+    /// The store could not be reached.
+    StoreUnavailable,
+    /// The store answered with an error, or with something that is no answer.
+    StoreError,
+    /// The store is at its bound of keys.
+    StoreFull,
+}
+
+impl TryFrom<u64> for Cost {
+    type Error = String;
+
+    fn try_from(count: u64) -> Result<Self, String> {
+        tokens(count).map(Self)
+    }
+}
+
+impl From<Cost> for u64 {
+    fn from(cost: Cost) -> Self {
+        cost.0.count()
+    }
+}
+
+impl TryFrom<RawBucket> for BucketSpec {
+    type Error = String;
+
+    fn try_from(raw: RawBucket) -> Result<Self, String> {
+        let capacity = tokens(raw.capacity).map_err(|error| format!("capacity {error}"))?;
+        let refill =
+            RefillRate::new(raw.refill, Micros::new(raw.per_us)).map_err(|error| format!("refill: {error}"))?;
+        Ok(Self(TokenBucket { capacity, refill }))
+    }
+}
+
+impl From<BucketSpec> for RawBucket {
+    fn from(spec: BucketSpec) -> Self {
+        let TokenBucket { capacity, refill } = spec.0;
+        Self { capacity: capacity.count(), refill: refill.tokens(), per_us: refill.period() }
+    }
+}
+
+fn tokens(count: u64) -> Result<Tokens, String> {
+    Tokens::new(count).ok_or_else(|| format!("must be between 1 and {MAX_TOKENS}, is {count}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    const CHARGE: &str = r#"{"policy":"p","key":"00000000000000000000000000000001",
+        "group":"00000000000000000000000000000002","cost":5,"token_bucket":{"capacity":20,"refill":5,"per_us":1000000}}"#;
+
+    #[test]
+    fn a_request_goes_there_and_back() {
+        let text = format!(r#"{{"decisions":[{{"charges":[{CHARGE}],"later":1}}],"more":{{}}}}"#);
+        let request: AdmitRequest = serde_json::from_str(&text).unwrap();
+        let again: AdmitRequest = serde_json::from_slice(&serde_json::to_vec(&request).unwrap()).unwrap();
+        assert_eq!(request, again);
+        assert_eq!(request.decisions[0].charges[0].token_bucket.0.refill.period(), 200_000);
+    }
+
+    #[test]
+    fn numbers_outside_their_bounds_are_refused_with_the_bound() {
+        // F33
+        for (from, to) in [
+            ("\"cost\":5", "\"cost\":0"),
+            ("\"cost\":5", "\"cost\":-5"),
+            ("\"cost\":5", "\"cost\":1.5"),
+            ("\"cost\":5", "\"cost\":\"3\""),
+            ("\"cost\":5", "\"cost\":99999999999999999999"),
+            ("\"cost\":5", "\"cost\":1000000000000"),
+            ("\"cost\":5,", ""),
+            ("\"capacity\":20", "\"capacity\":0"),
+            ("\"refill\":5", "\"refill\":0"),
+            ("\"per_us\":1000000", "\"per_us\":0"),
+            ("\"refill\":5", "\"refill\":99999999"),
+            ("00000000000000000000000000000001", "x"),
+        ] {
+            let text = CHARGE.replace(from, to);
+            assert_ne!(text, CHARGE);
+            assert!(serde_json::from_str::<ChargeRequest>(&text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_not_one_is_never_read_as_one() {
+        // F52
+        for text in [
+            r#"{"decisions":[{"admitted":"yes"}]}"#,
+            r#"{"decisions":[{"admitted":[{"remaining":-1}]}]}"#,
+            r#"{"decisions":[{"admitted":[{"remaining":1}],"denied":[]}]}"#,
+            r#"{}"#,
+            r#"{"decisions":[{}]}"#,
+            r#"{"decisions":[],"decisions":[]}"#,
+            r#"{"decisions":[{"admitted":[{"remaining":NaN}]}]}"#,
+            "",
+            r#"{"decisions":[{"admitted":[{"remaining":1}]}]"#,
+            "<html>",
+            r#"{"decisions":[true]}"#,
+        ] {
+            assert!(serde_json::from_str::<AdmitAnswer>(text).is_err(), "{text}");
+        }
+        let deep = format!(r#"{{"x":{}}}"#, "[".repeat(5000));
+        assert!(serde_json::from_str::<AdmitAnswer>(&deep).is_err());
+    }
+
+    #[test]
+    fn an_answer_is_short() {
+        let answer = AdmitAnswer {
+            decisions: vec![
+                DecisionAnswer::Admitted(vec![Admitted { remaining: 3 }]),
+                DecisionAnswer::Denied(vec![
+                    Denied { remaining: 0, denied: Some(Denial::WaitUs(7)) },
+                    Denied { remaining: 4, denied: None },
+                    Denied { remaining: 1, denied: Some(Denial::OverCapacity) },
+                ]),
+                DecisionAnswer::Failed(Failure::StoreTimeout),
+            ],
+        };
+        let text = serde_json::to_string(&answer).unwrap();
+        assert_eq!(
+            text,
+            r#"{"decisions":[{"admitted":[{"remaining":3}]},{"denied":[{"remaining":0,"denied":{"wait_us":7}},{"remaining":4},{"remaining":1,"denied":"over_capacity"}]},{"failed":"store_timeout"}]}"#
+        );
+        assert_eq!(serde_json::from_str::<AdmitAnswer>(&text).unwrap(), answer);
+    }
+}
