@@ -5,7 +5,7 @@ mod read;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use node::{Issue, PolicyErrors};
+pub use node::{Issue, PolicyErrors, is_name};
 
 use crate::facts::{Facts, Source};
 use crate::key::{Digest, HashKey};

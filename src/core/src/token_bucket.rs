@@ -82,6 +82,13 @@ impl TokenBucket {
         balance
     }
 
+    /// Whether a denial must be stored too: only if the refill mended what was stored, by moving a time that was ahead
+    /// or by cutting the balance. Otherwise the next refill finds the same from the old state.
+    #[must_use]
+    pub fn mended(stored: &Balance, refilled: &Balance) -> bool {
+        refilled.at < stored.at || refilled.tokens < stored.tokens
+    }
+
     /// Whether `cost` can be paid from a refilled `balance` at `now`. Changes nothing.
     #[must_use]
     pub fn check(&self, balance: &Balance, cost: Tokens, now: Micros) -> Verdict {

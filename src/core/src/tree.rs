@@ -17,8 +17,8 @@ pub(crate) enum Tree {
     Bool(bool),
     /// A count: 0 or more, without a fraction.
     Whole(u64),
-    /// Any other number.
-    Other(f64),
+    /// Any other number: negative, with a fraction, or too large to be exact. None of them is ever meant.
+    Other,
     Text(String),
     List(Vec<Tree>),
     Map(Vec<(String, Tree)>),
@@ -43,7 +43,7 @@ impl Tree {
         match self {
             Self::Null => "nothing (null)",
             Self::Bool(_) => "true or false",
-            Self::Whole(_) | Self::Other(_) => "a number",
+            Self::Whole(_) | Self::Other => "a number",
             Self::Text(_) => "text",
             Self::List(_) => "a list",
             Self::Map(_) => "a map",
@@ -57,7 +57,7 @@ impl Tree {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             Self::Whole(value as u64)
         } else {
-            Self::Other(value)
+            Self::Other
         }
     }
 }
@@ -89,9 +89,8 @@ impl<'de> Visitor<'de> for TreeVisitor {
         Ok(Tree::Whole(value))
     }
 
-    #[allow(clippy::cast_precision_loss)]
     fn visit_i64<E>(self, value: i64) -> Result<Tree, E> {
-        Ok(u64::try_from(value).map_or(Tree::Other(value as f64), Tree::Whole))
+        Ok(u64::try_from(value).map_or(Tree::Other, Tree::Whole))
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Tree, E> {
@@ -266,7 +265,7 @@ mod tests {
     fn numbers_without_a_fraction_are_counts_however_written() {
         assert_eq!(Tree::read(b"[1, 1.0, 1e3, -1, 0.5, 18446744073709551615]").unwrap(), {
             use Tree::{List, Other, Whole};
-            List(vec![Whole(1), Whole(1), Whole(1000), Other(-1.0), Other(0.5), Whole(u64::MAX)])
+            List(vec![Whole(1), Whole(1), Whole(1000), Other, Other, Whole(u64::MAX)])
         });
     }
 

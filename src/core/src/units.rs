@@ -11,6 +11,9 @@ pub const MAX_PERIOD: u64 = 30 * 24 * 3600 * 1_000_000;
 /// The fastest refill: 10 000 000 units a second, that is 10 a microsecond.
 pub const MAX_TOKENS_PER_MICRO: u64 = 10;
 
+/// The units that a span of time can be written in.
+pub const DURATION_UNITS: &str = "us, ms, s, m, h or d";
+
 /// A count of units between 1 and [`MAX_TOKENS`]: a capacity or a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tokens(u64);
@@ -62,6 +65,29 @@ impl Micros {
         Self::new(secs.saturating_mul(1_000_000))
     }
 
+    /// Reads a whole number and a unit ([`DURATION_UNITS`]), such as `50ms`; `min` is another word for `m`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at_checked(digits)?;
+        let micros = number.parse::<u64>().ok()?.checked_mul(Self::parse_unit(unit)?.0)?;
+        (micros <= Self::MAX.0).then_some(Self(micros))
+    }
+
+    /// Reads a unit alone: one of it.
+    #[must_use]
+    pub fn parse_unit(unit: &str) -> Option<Self> {
+        Some(Self(match unit {
+            "us" => 1,
+            "ms" => 1_000,
+            "s" => 1_000_000,
+            "m" | "min" => 60_000_000,
+            "h" => 3_600_000_000,
+            "d" => 86_400_000_000,
+            _ => return None,
+        }))
+    }
+
     /// The plain count of microseconds.
     #[must_use]
     pub const fn count(self) -> u64 {
@@ -90,6 +116,19 @@ impl Micros {
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// In the largest unit that leaves no rest: `10s`, `1500ms`.
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for unit in ["d", "h", "s", "ms"] {
+            let micros = Self::parse_unit(unit).map_or(1, Self::count);
+            if let (Some(count @ 1..), Some(0)) = (self.0.checked_div(micros), self.0.checked_rem(micros)) {
+                return write!(f, "{count}{unit}");
+            }
+        }
+        write!(f, "{}us", self.0)
     }
 }
 
@@ -205,6 +244,20 @@ mod tests {
         assert!(RefillRate::new(1, Micros::new(MAX_PERIOD)).is_ok());
         assert!(RefillRate::new(10_000_000, Micros::from_secs(1)).is_ok());
         assert_eq!(RefillRate::new(10_000_001, Micros::from_secs(1)), Err(RateError::TooFast));
+    }
+
+    #[test]
+    fn a_span_is_read_as_it_is_written() {
+        for (text, micros) in
+            [("7us", 7), ("50ms", 50_000), ("2s", 2_000_000), ("1m", 60_000_000), ("1min", 60_000_000), ("0s", 0)]
+        {
+            assert_eq!(Micros::parse(text), Some(Micros::new(micros)), "{text}");
+        }
+        for text in ["", "5", "ms", "-5ms", "1.5s", "5 ms", "5weeks", "99999999999999999999s", "300000000d"] {
+            assert_eq!(Micros::parse(text), None, "{text}");
+        }
+        let shown = [0, 7, 1_500_000, 10_000_000, 7_200_000_000].map(|micros| Micros::new(micros).to_string());
+        assert_eq!(shown, ["0us", "7us", "1500ms", "10s", "2h"]);
     }
 
     #[test]

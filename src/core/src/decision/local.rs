@@ -111,12 +111,15 @@ pub(super) enum Task {
 
 impl LocalRound {
     pub(super) fn new(charges: Vec<LocalCharge>) -> Self {
-        let mut ids: Vec<SetId> = charges.iter().map(|charge| charge.set).collect();
-        ids.sort_unstable();
-        ids.dedup();
+        let mut sets: Vec<(SetId, Option<Loaded>)> = Vec::new();
+        for charge in &charges {
+            if sets.iter().all(|(set, _)| *set != charge.set) {
+                sets.push((charge.set, None));
+            }
+        }
         Self {
             charges,
-            sets: ids.into_iter().map(|id| (id, None)).collect(),
+            sets,
             checked: false,
             denied: false,
             broken: false,

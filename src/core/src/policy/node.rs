@@ -1,7 +1,7 @@
 //! Reading a [`Tree`] with its path at hand, so that every error says where, and all are shown at once.
 
 use crate::tree::Tree;
-use crate::units::Micros;
+use crate::units::{DURATION_UNITS, Micros};
 use core::cell::RefCell;
 use core::fmt;
 
@@ -145,7 +145,7 @@ impl<'a> Node<'a> {
     pub(super) fn text(&self) -> Option<&'a str> {
         match self.tree {
             Tree::Text(text) => Some(text),
-            Tree::Whole(_) | Tree::Other(_) | Tree::Bool(_) => self.refuse("must be text: put it in quotes"),
+            Tree::Whole(_) | Tree::Other | Tree::Bool(_) => self.refuse("must be text: put it in quotes"),
             _ => self.refuse_kind("text"),
         }
     }
@@ -180,8 +180,8 @@ impl<'a> Node<'a> {
         match self.tree {
             Tree::Whole(value) if (least..=most).contains(value) => Some(*value),
             Tree::Whole(value) => self.refuse(format!("must be between {least} and {most}, is {value}")),
-            Tree::Other(value) => self.refuse(format!("must be a whole number between {least} and {most}, is {value}")),
-            Tree::Text(text) if text.parse::<f64>().is_ok() => {
+            Tree::Other => self.refuse(format!("must be a whole number between {least} and {most}")),
+            Tree::Text(text) if text.parse::<u64>().is_ok() => {
                 self.refuse(format!("must be a number without quotes: {text}"))
             }
             _ => self.refuse_kind(&format!("a whole number between {least} and {most}")),
@@ -197,10 +197,11 @@ impl<'a> Node<'a> {
             }
             _ => return self.refuse_kind("a time with a unit, such as \"50ms\""),
         };
-        match parse_duration(text) {
+        match Micros::parse(text) {
             Some(span) if span >= least && span <= most => Some(span),
-            Some(_) => self.refuse(format!("must be between {} and {}, is {text}", shown(least), shown(most))),
-            None => self.refuse(format!("{text:?} is not a time: write a whole number and {UNITS}, such as \"50ms\"")),
+            Some(_) => self.refuse(format!("must be between {least} and {most}, is {text}")),
+            None => self
+                .refuse(format!("{text:?} is not a time: write a whole number and {DURATION_UNITS}, such as \"50ms\"")),
         }
     }
 
@@ -230,7 +231,9 @@ impl<'a> Fields<'a> {
 
 pub(super) const NAME_RULE: &str = "must be 1 to 64 letters, digits, '_', '-' or '.'";
 
-pub(super) fn is_name(text: &str) -> bool {
+/// Whether a text can name a policy or a route class: 1 to 64 letters, digits, `_`, `-` or `.`.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'))
 }
 
@@ -244,36 +247,4 @@ pub(super) fn unknown(what: &str, name: &str, known: &[&str]) -> String {
         None if known.is_empty() => format!("unknown {what} {name:?}"),
         None => format!("unknown {what} {name:?}: known are {}", known.join(", ")),
     }
-}
-
-const UNITS: &str = "us, ms, s, m, h or d";
-
-/// A whole number and a unit. `min` is another word for `m`.
-pub(super) fn parse_duration(text: &str) -> Option<Micros> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at_checked(digits)?;
-    number.parse::<u64>().ok()?.checked_mul(unit_micros(unit)?).filter(|n| *n <= Micros::MAX.count()).map(Micros::new)
-}
-
-pub(super) fn unit_micros(unit: &str) -> Option<u64> {
-    Some(match unit {
-        "us" => 1,
-        "ms" => 1_000,
-        "s" => 1_000_000,
-        "m" | "min" => 60_000_000,
-        "h" => 3_600_000_000,
-        "d" => 86_400_000_000,
-        _ => return None,
-    })
-}
-
-fn shown(span: Micros) -> String {
-    for (unit, micros) in [("d", 86_400_000_000), ("h", 3_600_000_000), ("s", 1_000_000), ("ms", 1_000)] {
-        if let (Some(count), Some(0)) = (span.count().checked_div(micros), span.count().checked_rem(micros))
-            && count > 0
-        {
-            return format!("{count}{unit}");
-        }
-    }
-    format!("{}us", span.count())
 }

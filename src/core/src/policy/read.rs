@@ -1,6 +1,6 @@
 //! From a [`Tree`] to a [`PolicySet`]: every field, its bounds, and what fits together.
 
-use super::node::{Fields, Issues, NAME_RULE, Node, PolicyErrors, is_name, parse_duration, unit_micros, unknown};
+use super::node::{Fields, Issues, NAME_RULE, Node, PolicyErrors, is_name, unknown};
 use super::{Endpoint, FailMode, Identity, KeyPart, OnMissing, Policy, PolicySet, Route, RouteClass, Scope, Sharing};
 use crate::facts::Source;
 use crate::key::HashKey;
@@ -331,7 +331,7 @@ fn refill(node: &Node<'_>) -> Option<RefillRate> {
     let Some((count, period)) = text.split_once('/') else {
         return node.refuse(format!("{text:?} is not a rate: {FORM}"));
     };
-    let period = unit_micros(period).map(Micros::new).or_else(|| parse_duration(period));
+    let period = Micros::parse_unit(period).or_else(|| Micros::parse(period));
     let digits = !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit());
     match (digits.then(|| count.parse::<u64>().unwrap_or(u64::MAX)), period) {
         (Some(count), Some(period)) => {

@@ -1,0 +1,108 @@
+//! Where sets of local buckets are kept: the host's shared data, under a fixed number of names.
+//!
+//! Per proxy there is one table. Per worker each VM claims a number and uses that number's table, so that there are
+//! never more tables than there were VMs at once, and a VM that replaces another takes over its buckets.
+
+use crate::host;
+use core::cell::Cell;
+use proxy_wasm::hostcalls::{get_shared_data, set_shared_data};
+use tollgate_core::decision::SetId;
+use tollgate_core::policy::Sharing;
+use tollgate_core::units::Micros;
+
+/// As a version: write only if nothing is there. Envoy ignores a version where the name is new, and this one is never
+/// that of a value.
+const ABSENT: u32 = u32::MAX;
+
+/// The format of what is stored is part of every name, so that no version reads another's bytes.
+const PREFIX: &str = "tollgate.1";
+
+/// A claim that was not renewed for so long is dead.
+const CLAIM_LIFE: Micros = Micros::from_secs(60);
+
+/// How often a claim is renewed while it is used.
+pub(crate) const CLAIM_RENEWAL: Micros = Micros::from_secs(10);
+
+/// More VMs than an Envoy has workers.
+const MAX_WORKERS: u32 = 1024;
+
+thread_local! {
+    /// This VM's claim. It is the VM's and not a configuration's, so that buckets outlive a change of the policy.
+    static CLAIM: Cell<Option<Claim>> = const { Cell::new(None) };
+}
+
+#[derive(Clone, Copy)]
+struct Claim {
+    number: u32,
+    nonce: u64,
+    renewed: Micros,
+}
+
+/// Reads a set: its bytes and their version.
+pub(crate) fn read(set: SetId, now: Micros) -> Option<(Vec<u8>, u32)> {
+    read_name(&name(set, now))
+}
+
+/// Writes a set if it is still at `version`.
+pub(crate) fn write(set: SetId, bytes: &[u8], version: Option<u32>, now: Micros) -> bool {
+    write_name(&name(set, now), bytes, version)
+}
+
+fn read_name(name: &str) -> Option<(Vec<u8>, u32)> {
+    // An empty value is there, with a version, although the SDK gives no bytes for it.
+    let (bytes, version) = get_shared_data(name).ok()?;
+    version.map(|version| (bytes.unwrap_or_default(), version))
+}
+
+fn write_name(name: &str, bytes: &[u8], version: Option<u32>) -> bool {
+    set_shared_data(name, Some(bytes), Some(version.unwrap_or(ABSENT))).is_ok()
+}
+
+fn name(set: SetId, now: Micros) -> String {
+    match set.sharing {
+        Sharing::Proxy => format!("{PREFIX}.proxy.{}", set.index),
+        // Without a number the VM shares the proxy's table: less than it might have, never more.
+        Sharing::Worker => match worker_number(now) {
+            Some(number) => format!("{PREFIX}.worker.{number}.{}", set.index),
+            None => format!("{PREFIX}.proxy.{}", set.index),
+        },
+    }
+}
+
+/// This VM's number, claimed at first use and kept alive.
+pub(crate) fn worker_number(now: Micros) -> Option<u32> {
+    let held = CLAIM.get();
+    if let Some(claim) = held.filter(|claim| now.since(claim.renewed) < CLAIM_RENEWAL) {
+        return Some(claim.number);
+    }
+    let nonce = match held {
+        Some(claim) => claim.nonce,
+        None => host::random()?,
+    };
+    // Its own number first: it is renewed unless another VM has taken it for dead.
+    let first = held.map(|claim| claim.number);
+    let number = first.into_iter().chain(0..MAX_WORKERS).find(|number| claim(*number, nonce, now))?;
+    CLAIM.set(Some(Claim { number, nonce, renewed: now }));
+    Some(number)
+}
+
+/// Takes a number that is new, this VM's own, or dead.
+fn claim(number: u32, nonce: u64, now: Micros) -> bool {
+    let name = format!("{PREFIX}.claim.{number}");
+    let value = [nonce.to_le_bytes(), now.count().to_le_bytes()].concat();
+    let stored = read_name(&name);
+    let free = stored.as_ref().is_none_or(|(bytes, _)| {
+        let (numbers, _) = bytes.as_chunks::<8>();
+        let mut numbers = numbers.iter().map(|number| u64::from_le_bytes(*number));
+        let (owner, renewed) = (numbers.next(), numbers.next().map(Micros::new));
+        owner == Some(nonce) || renewed.is_none_or(|renewed| now.since(renewed) >= CLAIM_LIFE)
+    });
+    free && write_name(&name, &value, stored.map(|(_, version)| version))
+}
+
+/// Keeps this VM's number, if it has one, from being taken for dead.
+pub(crate) fn renew(now: Micros) {
+    if CLAIM.get().is_some() {
+        worker_number(now);
+    }
+}

@@ -1,0 +1,315 @@
+//! One configuration at work on one worker thread: what its root context and its streams share.
+
+use crate::identity::Request;
+use crate::metrics::Metrics;
+use crate::{host, tables};
+use core::cell::{Cell, RefCell};
+use core::time::Duration;
+use proxy_wasm::hostcalls;
+use proxy_wasm::types::{BufferType, LogLevel, MapType};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use tollgate_core::decision::{Decision, FailCause, Outcome, Rejection, Step};
+use tollgate_core::gather::Gather;
+use tollgate_core::policy::{Endpoint, PolicySet, Scope, Sharing};
+use tollgate_core::reply::Reply;
+use tollgate_core::units::Micros;
+use tollgate_core::wire::{ADMIT_PATH, AdmitAnswer, AdmitRequest, DecisionAnswer, MAX_BODY};
+
+/// How often deadlines are looked at while requests wait. A part of the 20 ms that a fail mode may come late.
+const WATCH: Duration = Duration::from_millis(5);
+
+/// How far a request's decision is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Not looked at yet.
+    New,
+    /// Paused until the endpoint has answered.
+    Waiting,
+    /// It goes on.
+    Admitted,
+    /// It was answered here.
+    Rejected,
+}
+
+/// A request that waits for the endpoint.
+struct Pending {
+    decision: Decision,
+    progress: Rc<Cell<Progress>>,
+}
+
+pub(crate) struct Worker {
+    root: u32,
+    set: PolicySet,
+    metrics: Metrics,
+    endpoint: Option<Endpoint>,
+    /// The root's own queue: a byte in it wakes the root on this worker.
+    queue: u32,
+    woken: Cell<bool>,
+    /// The tick that is set now, zero for none.
+    tick: Cell<Duration>,
+    idle_tick: Duration,
+    // Host calls that run other callbacks are made with neither of these borrowed.
+    gather: RefCell<Gather>,
+    pending: RefCell<BTreeMap<u32, Pending>>,
+}
+
+impl Worker {
+    /// `None` when the host lacks what the filter needs, which is logged.
+    pub(crate) fn new(root: u32, set: PolicySet) -> Option<Self> {
+        // Unique among all VMs: who registers a name last gets its notifications.
+        let Some((high, low)) = host::random().zip(host::random()) else {
+            host::log(LogLevel::Error, "the host gives no random numbers: allow random_get to the plugin");
+            return None;
+        };
+        let queue = hostcalls::register_shared_queue(&format!("tollgate.{high:016x}{low:016x}")).ok()?;
+        let endpoint = set.endpoint.clone();
+        let gather = endpoint.as_ref().map_or_else(
+            || Gather::new(Micros::ZERO, 0),
+            |endpoint| Gather::new(endpoint.timeout, endpoint.max_in_flight),
+        );
+        let per_worker = |scope: &Scope| matches!(scope, Scope::Local { sharing: Sharing::Worker, .. });
+        let idle_tick = if set.policies().iter().any(|policy| per_worker(&policy.scope)) {
+            Duration::from_micros(tables::CLAIM_RENEWAL.count())
+        } else {
+            Duration::ZERO
+        };
+        Some(Self {
+            root,
+            metrics: Metrics::new(),
+            endpoint,
+            queue,
+            woken: Cell::new(false),
+            tick: Cell::new(Duration::ZERO),
+            idle_tick,
+            gather: RefCell::new(gather),
+            pending: RefCell::default(),
+            set,
+        })
+    }
+
+    /// Decides the request of the effective context, in its headers phase.
+    pub(crate) fn decide(&self, stream: u32, progress: &Rc<Cell<Progress>>) {
+        let plan = self.set.plan(&Request);
+        if plan.exempt {
+            self.metrics.exempt();
+            progress.set(Progress::Admitted);
+            return;
+        }
+        let mut decision = Decision::new(plan, &self.set);
+        let outcome = match self.advance(&mut decision) {
+            Some(outcome) => outcome,
+            None if self.gather.borrow_mut().join(stream, host::now()).is_ok() => {
+                progress.set(Progress::Waiting);
+                let pending = Pending { decision, progress: Rc::clone(progress) };
+                self.pending.borrow_mut().insert(stream, pending);
+                self.wake();
+                return;
+            }
+            None => self.give_up(&mut decision, FailCause::TooManyInFlight),
+        };
+        match outcome {
+            Outcome::Admit(_) => progress.set(Progress::Admitted),
+            Outcome::Reject(rejection) => {
+                progress.set(Progress::Rejected);
+                host::reply(&Reply::new(&rejection, &self.set));
+            }
+        }
+    }
+
+    /// A stream ended while it waited.
+    pub(crate) fn left(&self, stream: u32) {
+        if self.pending.borrow_mut().remove(&stream).is_some() {
+            self.gather.borrow_mut().leave(stream);
+            self.metrics.client_left();
+        }
+    }
+
+    /// The root's turn: requests have joined.
+    pub(crate) fn woken(&self) {
+        self.woken.set(false);
+        while let Ok(Some(_)) = hostcalls::dequeue_shared_queue(self.queue) {}
+        self.send_due();
+    }
+
+    /// The root's turn: time has passed.
+    pub(crate) fn tick(&self) {
+        let now = host::now();
+        let expired = self.gather.borrow_mut().expired(now);
+        for stream in expired {
+            self.fail(stream, FailCause::Timeout);
+        }
+        self.send_due();
+        if !self.idle_tick.is_zero() {
+            // Only a VM that has a number keeps one: the main thread's VM ticks too, and serves nothing.
+            tables::renew(now);
+        }
+    }
+
+    /// The root's turn: a call has ended, with an answer or without.
+    pub(crate) fn call_ended(&self, token: u32, body_size: usize) {
+        let streams = self.gather.borrow_mut().answered(token);
+        match read_answer(body_size, streams.len()) {
+            Ok(answer) => {
+                for (stream, answer) in streams.into_iter().zip(&answer.decisions) {
+                    if let Some(stream) = stream {
+                        self.answer(stream, answer);
+                    }
+                }
+            }
+            Err(cause) => {
+                for stream in streams.into_iter().flatten() {
+                    self.fail(stream, cause);
+                }
+            }
+        }
+        self.send_due();
+    }
+
+    /// Has the host call the root in this turn of the event loop.
+    fn wake(&self) {
+        // Queues are unbounded: one byte for all that join in one turn.
+        if !self.woken.get() {
+            self.woken.set(hostcalls::enqueue_shared_queue(self.queue, Some(&[1])).is_ok());
+        }
+    }
+
+    /// Sends every batch that is due, and watches the clock while anybody waits.
+    fn send_due(&self) {
+        // What follows is the root's: the answers must come to it and not to a stream.
+        host::act_for(self.root);
+        loop {
+            let now = host::now();
+            let due = self.gather.borrow().due(now);
+            if due.is_empty() {
+                break;
+            }
+            match self.call(&due) {
+                Ok(token) => self.gather.borrow_mut().sent(due.len(), token, now),
+                Err(cause) => {
+                    self.gather.borrow_mut().unsent(due.len());
+                    for stream in due {
+                        self.fail(stream, cause);
+                    }
+                    host::act_for(self.root);
+                }
+            }
+        }
+        self.watch();
+    }
+
+    /// Ticks often while anybody waits, and otherwise only where a claim is to be kept alive.
+    pub(crate) fn watch(&self) {
+        let tick = if self.gather.borrow().is_empty() { self.idle_tick } else { WATCH };
+        if self.tick.replace(tick) != tick {
+            let _ = hostcalls::set_tick_period(tick);
+        }
+    }
+
+    /// Asks the endpoint for the decisions of these streams.
+    fn call(&self, streams: &[u32]) -> Result<u32, FailCause> {
+        let Some(endpoint) = &self.endpoint else { return Err(FailCause::NoHost) };
+        let request = {
+            let pending = self.pending.borrow();
+            let asked = streams.iter().filter_map(|stream| pending.get(stream));
+            AdmitRequest { decisions: asked.map(|pending| pending.decision.request(&self.set)).collect() }
+        };
+        let body = serde_json::to_vec(&request).unwrap_or_default();
+        let headers = vec![
+            (":method", "POST"),
+            (":path", ADMIT_PATH),
+            (":authority", endpoint.cluster.as_str()),
+            ("content-type", "application/json"),
+        ];
+        let timeout = Duration::from_micros(endpoint.timeout.count());
+        // Envoy refuses at once when the cluster is unknown, has no healthy host, or is at its own bound.
+        hostcalls::dispatch_http_call(&endpoint.cluster, headers, Some(&body), vec![], timeout)
+            .map_err(|_| FailCause::NoHost)
+    }
+
+    fn answer(&self, stream: u32, answer: &DecisionAnswer) {
+        let Some(mut pending) = self.pending.borrow_mut().remove(&stream) else { return };
+        let outcome = match pending.decision.answered(answer, &self.set) {
+            Some(cause) => self.give_up(&mut pending.decision, cause),
+            None => self.settle(&mut pending.decision),
+        };
+        self.finish(stream, &pending, outcome);
+    }
+
+    fn fail(&self, stream: u32, cause: FailCause) {
+        let Some(mut pending) = self.pending.borrow_mut().remove(&stream) else { return };
+        let outcome = self.give_up(&mut pending.decision, cause);
+        self.finish(stream, &pending, outcome);
+    }
+
+    /// Ends the wait of a request: it goes on or is answered, by the root for its stream.
+    fn finish(&self, stream: u32, pending: &Pending, outcome: Outcome) {
+        let there = host::act_for(stream);
+        match outcome {
+            Outcome::Admit(_) => {
+                pending.progress.set(Progress::Admitted);
+                if there {
+                    host::resume_request();
+                }
+            }
+            Outcome::Reject(rejection) => {
+                pending.progress.set(Progress::Rejected);
+                if there {
+                    host::reply(&Reply::new(&rejection, &self.set));
+                }
+            }
+        }
+    }
+
+    /// The endpoint cannot say: the fail modes decide.
+    fn give_up(&self, decision: &mut Decision, cause: FailCause) -> Outcome {
+        self.metrics.failure(cause);
+        decision.failed(&self.set);
+        self.settle(decision)
+    }
+
+    /// The outcome of a decision that has nothing more to ask. Should it ask all the same, nothing is admitted.
+    fn settle(&self, decision: &mut Decision) -> Outcome {
+        self.advance(decision).unwrap_or(Outcome::Reject(Rejection::Unavailable { policies: Vec::new() }))
+    }
+
+    /// Runs a decision as far as it goes without the endpoint: to its outcome, or to `None` when it asks.
+    fn advance(&self, decision: &mut Decision) -> Option<Outcome> {
+        loop {
+            let now = host::now();
+            match decision.step(&self.set, now) {
+                Step::Read(set) => {
+                    let stored = tables::read(set, now);
+                    decision.stored(stored.as_ref().map(|(bytes, version)| (bytes.as_slice(), *version)), now);
+                }
+                Step::Write { set, bytes, version } => decision.written(tables::write(set, &bytes, version, now)),
+                Step::Ask => return None,
+                Step::Done(outcome) => {
+                    for contention in decision.take_contention() {
+                        self.metrics.contention(contention);
+                    }
+                    self.metrics.outcome(&outcome);
+                    return Some(outcome);
+                }
+            }
+        }
+    }
+}
+
+/// Reads the ended call's answer, which must have one result for each of the `asked` decisions.
+fn read_answer(body_size: usize, asked: usize) -> Result<AdmitAnswer, FailCause> {
+    let status = hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status").ok().flatten();
+    match status.as_deref() {
+        Some(b"200") => {}
+        // Envoy's own replies for a call that timed out, and for one that found nobody or broke; no headers: reset.
+        Some(b"504") => return Err(FailCause::Timeout),
+        Some(b"503") | None => return Err(FailCause::Refused),
+        Some(_) => return Err(FailCause::Status),
+    }
+    if body_size > MAX_BODY {
+        return Err(FailCause::BadAnswer);
+    }
+    let body = hostcalls::get_buffer(BufferType::HttpCallResponseBody, 0, body_size).ok().flatten();
+    let answer: AdmitAnswer = serde_json::from_slice(&body.unwrap_or_default()).map_err(|_| FailCause::BadAnswer)?;
+    if answer.decisions.len() == asked { Ok(answer) } else { Err(FailCause::BadAnswer) }
+}

@@ -1,0 +1,136 @@
+//! Budgets in Redis: one script call for each decision, so that a decision is atomic whoever else asks.
+
+use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::{Client, ConnectionInfo, ErrorKind, Pipeline, RedisError, RedisResult, Script, ServerErrorKind};
+use std::time::Duration;
+use tokio::time::timeout;
+use tollgate_core::wire::{Admitted, DecisionAnswer, DecisionRequest, Denial, Denied, Failure};
+use tracing::warn;
+
+const SCRIPT: &str = include_str!("token_bucket.lua");
+
+pub struct RedisStore {
+    connection: ConnectionManager,
+    script: Script,
+    timeout: Duration,
+    address: String,
+}
+
+impl RedisStore {
+    /// Does not connect yet: a server that is away now may come later, and each call until then fails in time.
+    pub fn open(info: &ConnectionInfo, timeout: Duration) -> Result<Self, String> {
+        let address = info.addr().to_string();
+        let refused = |error: RedisError| format!("{address}: {error}");
+        let client = Client::open(info.clone()).map_err(refused)?;
+        let config = ConnectionManagerConfig::new()
+            .set_response_timeout(Some(timeout))
+            .set_connection_timeout(Some(Duration::from_secs(1).max(timeout)))
+            .set_max_delay(Duration::from_secs(1));
+        let connection = ConnectionManager::new_lazy_with_config(client, config).map_err(refused)?;
+        Ok(Self { connection, script: Script::new(SCRIPT), timeout, address })
+    }
+
+    pub fn describe(&self) -> String {
+        format!("redis {}", self.address)
+    }
+
+    pub async fn ready(&self) -> Result<(), String> {
+        let mut connection = self.connection.clone();
+        match timeout(self.timeout, redis::cmd("PING").query_async::<()>(&mut connection)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("no answer within {:?}", self.timeout)),
+        }
+    }
+
+    pub async fn admit(&self, decisions: &[DecisionRequest]) -> Vec<DecisionAnswer> {
+        match timeout(self.timeout, self.call(decisions)).await {
+            Ok(answers) => answers,
+            Err(_) => vec![DecisionAnswer::Failed(Failure::StoreTimeout); decisions.len()],
+        }
+    }
+
+    /// All decisions in one pipeline, by the script's hash. Where the server does not know the script (it was
+    /// restarted, or its scripts were flushed) nothing was charged, and those are sent again with the script itself.
+    async fn call(&self, decisions: &[DecisionRequest]) -> Vec<DecisionAnswer> {
+        let all: Vec<usize> = (0..decisions.len()).collect();
+        let mut replies = self.pipeline(decisions, &all, "EVALSHA", self.script.get_hash()).await;
+        let unknown: Vec<usize> =
+            all.into_iter().filter(|index| replies[*index].as_ref().is_err_and(is_unknown_script)).collect();
+        if !unknown.is_empty() {
+            let again = self.pipeline(decisions, &unknown, "EVAL", SCRIPT).await;
+            for (index, reply) in unknown.into_iter().zip(again) {
+                replies[index] = reply;
+            }
+        }
+        replies.into_iter().zip(decisions).map(|(reply, decision)| answer(reply, decision)).collect()
+    }
+
+    async fn pipeline(
+        &self,
+        decisions: &[DecisionRequest],
+        which: &[usize],
+        command: &str,
+        script: &str,
+    ) -> Vec<RedisResult<Vec<i64>>> {
+        let mut pipeline = Pipeline::with_capacity(which.len());
+        pipeline.ignore_errors();
+        for decision in which.iter().map(|index| &decisions[*index]) {
+            pipeline.cmd(command).arg(script).arg(decision.charges.len());
+            for charge in &decision.charges {
+                pipeline.arg(format!("tollgate:{{{}}}:{}:{}", charge.group, charge.policy, charge.key));
+            }
+            for charge in &decision.charges {
+                let limit = charge.token_bucket.0;
+                pipeline.arg(limit.capacity.count()).arg(limit.refill.tokens()).arg(limit.refill.period());
+                pipeline.arg(charge.cost.0.count());
+            }
+        }
+        match pipeline.query_async(&mut self.connection.clone()).await {
+            Ok(replies) => replies,
+            Err(error) => which.iter().map(|_| Err(error.clone())).collect(),
+        }
+    }
+}
+
+fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+/// What a script's reply means. Anything that is not a whole reply is a failure, never an admission.
+fn answer(reply: RedisResult<Vec<i64>>, decision: &DecisionRequest) -> DecisionAnswer {
+    let failed = |failure, error: &dyn std::fmt::Display| {
+        warn!(%error, "the store failed");
+        DecisionAnswer::Failed(failure)
+    };
+    let numbers = match reply {
+        Ok(numbers) => numbers,
+        Err(error) if error.is_timeout() => return failed(Failure::StoreTimeout, &error),
+        Err(error) if error.is_io_error() || error.is_connection_dropped() => {
+            return failed(Failure::StoreUnavailable, &error);
+        }
+        Err(error) => return failed(Failure::StoreError, &error),
+    };
+    let (charges, rest) = numbers.as_chunks::<3>();
+    if charges.len() != decision.charges.len() || !rest.is_empty() {
+        return failed(Failure::StoreError, &"a reply of another length");
+    }
+    let read: Option<Vec<Denied>> = charges.iter().map(|charge| read_charge(*charge)).collect();
+    match read {
+        None => failed(Failure::StoreError, &"a reply with numbers out of bounds"),
+        Some(read) if read.iter().all(|charge| charge.denied.is_none()) => {
+            DecisionAnswer::Admitted(read.iter().map(|charge| Admitted { remaining: charge.remaining }).collect())
+        }
+        Some(read) => DecisionAnswer::Denied(read),
+    }
+}
+
+fn read_charge([verdict, remaining, wait]: [i64; 3]) -> Option<Denied> {
+    let denied = match verdict {
+        0 => None,
+        1 => Some(Denial::WaitUs(wait.try_into().ok()?)),
+        2 => Some(Denial::OverCapacity),
+        _ => return None,
+    };
+    Some(Denied { remaining: remaining.try_into().ok()?, denied })
+}
