@@ -33,8 +33,7 @@ pub(crate) struct Faults(Vec<Fault>);
 
 /// Checks the bytes of a module; `max_bytes` itself is still small enough.
 pub(crate) fn check(module: &[u8], max_bytes: usize) -> Result<Facts, Faults> {
-    let outline = Outline::read(module)
-        .map_err(|error| Faults(vec![Fault::NotAModule(error.to_string())]))?;
+    let outline = Outline::read(module).map_err(|error| Faults(vec![Fault::NotAModule(error.to_string())]))?;
     let mut faults = outline.foreign_imports;
     if !outline.has_abi_export {
         faults.push(Fault::NoAbiExport);
@@ -43,15 +42,7 @@ pub(crate) fn check(module: &[u8], max_bytes: usize) -> Result<Facts, Faults> {
     if bytes > max_bytes {
         faults.push(Fault::TooLarge { bytes, max_bytes });
     }
-    if faults.is_empty() {
-        Ok(Facts {
-            bytes,
-            max_bytes,
-            imports: outline.imports,
-        })
-    } else {
-        Err(Faults(faults))
-    }
+    if faults.is_empty() { Ok(Facts { bytes, max_bytes, imports: outline.imports }) } else { Err(Faults(faults)) }
 }
 
 /// The parts of a module that matter here.
@@ -86,25 +77,16 @@ impl Outline {
     fn add_import(&mut self, import: Import<'_>) {
         self.imports = self.imports.saturating_add(1);
         if !ALLOWED_MODULES.contains(&import.module) {
-            self.foreign_imports.push(Fault::ForeignImport {
-                module: import.module.to_owned(),
-                name: import.name.to_owned(),
-            });
+            self.foreign_imports
+                .push(Fault::ForeignImport { module: import.module.to_owned(), name: import.name.to_owned() });
         }
     }
 }
 
 impl fmt::Display for Facts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            bytes,
-            max_bytes,
-            imports,
-        } = self;
-        write!(
-            f,
-            "{bytes} bytes of at most {max_bytes}, {imports} imports, all provided by Envoy"
-        )
+        let Self { bytes, max_bytes, imports } = self;
+        write!(f, "{bytes} bytes of at most {max_bytes}, {imports} imports, all provided by Envoy")
     }
 }
 
@@ -118,10 +100,9 @@ impl fmt::Display for Fault {
                  (find the crate that brings it with `cargo tree -p tollgate-filter`)",
                 ALLOWED_MODULES.join("` and `")
             ),
-            Self::NoAbiExport => write!(
-                f,
-                "it does not export `{ABI_EXPORT}`, so Envoy would not take it for a proxy-wasm module"
-            ),
+            Self::NoAbiExport => {
+                write!(f, "it does not export `{ABI_EXPORT}`, so Envoy would not take it for a proxy-wasm module")
+            }
             Self::TooLarge { bytes, max_bytes } => {
                 write!(f, "it has {bytes} bytes; at most {max_bytes} are allowed")
             }
@@ -142,8 +123,8 @@ impl fmt::Display for Faults {
 #[cfg(test)]
 mod tests {
     use wasm_encoder::{
-        CodeSection, EntityType, ExportKind, ExportSection, Function, FunctionSection,
-        ImportSection, Module, TypeSection,
+        CodeSection, EntityType, ExportKind, ExportSection, Function, FunctionSection, ImportSection, Module,
+        TypeSection,
     };
 
     use super::*;
@@ -168,12 +149,7 @@ mod tests {
         code.function(&body);
 
         let mut module = Module::new();
-        module
-            .section(&types)
-            .section(&import_section)
-            .section(&functions)
-            .section(&exports)
-            .section(&code);
+        module.section(&types).section(&import_section).section(&functions).section(&exports).section(&code);
         module.finish()
     }
 
@@ -183,43 +159,21 @@ mod tests {
 
     #[test]
     fn a_module_that_envoy_can_load_passes_with_its_facts() {
-        let good = module(
-            &[
-                ("env", "proxy_log"),
-                ("wasi_snapshot_preview1", "clock_time_get"),
-            ],
-            ABI_EXPORT,
-        );
-        assert_eq!(
-            check(&good, ROOMY),
-            Ok(Facts {
-                bytes: good.len(),
-                max_bytes: ROOMY,
-                imports: 2
-            })
-        );
+        let good = module(&[("env", "proxy_log"), ("wasi_snapshot_preview1", "clock_time_get")], ABI_EXPORT);
+        assert_eq!(check(&good, ROOMY), Ok(Facts { bytes: good.len(), max_bytes: ROOMY, imports: 2 }));
     }
 
     #[test]
     fn every_foreign_import_is_named() {
         let bad = module(
-            &[
-                ("__wbindgen_placeholder__", "now"),
-                ("env", "proxy_log"),
-                ("wasi_unstable", "fd_write"),
-            ],
+            &[("__wbindgen_placeholder__", "now"), ("env", "proxy_log"), ("wasi_unstable", "fd_write")],
             ABI_EXPORT,
         );
-        let foreign = |module: &str, name: &str| Fault::ForeignImport {
-            module: module.to_owned(),
-            name: name.to_owned(),
-        };
+        let foreign =
+            |module: &str, name: &str| Fault::ForeignImport { module: module.to_owned(), name: name.to_owned() };
         assert_eq!(
             faults(&bad, ROOMY),
-            [
-                foreign("__wbindgen_placeholder__", "now"),
-                foreign("wasi_unstable", "fd_write"),
-            ]
+            [foreign("__wbindgen_placeholder__", "now"), foreign("wasi_unstable", "fd_write"),]
         );
     }
 
@@ -235,10 +189,7 @@ mod tests {
         let bytes = module.len();
         assert!(check(&module, bytes).is_ok());
         let max_bytes = bytes.saturating_sub(1);
-        assert_eq!(
-            faults(&module, max_bytes),
-            [Fault::TooLarge { bytes, max_bytes }]
-        );
+        assert_eq!(faults(&module, max_bytes), [Fault::TooLarge { bytes, max_bytes }]);
     }
 
     #[test]
@@ -255,10 +206,7 @@ mod tests {
     fn what_is_not_webassembly_is_refused() {
         for not_wasm in [&b""[..], b"\x7fELF", b"\0asm\x01\0\0"] {
             let faults = faults(not_wasm, ROOMY);
-            assert!(
-                matches!(faults.as_slice(), [Fault::NotAModule(_)]),
-                "{faults:?}"
-            );
+            assert!(matches!(faults.as_slice(), [Fault::NotAModule(_)]), "{faults:?}");
         }
     }
 }
