@@ -1,0 +1,231 @@
+use crate::{Client, HASH_KEY, Process, eventually, tool};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// A real Envoy with the filter, in front of an upstream.
+pub struct Envoy {
+    pub process: Process,
+    pub address: SocketAddr,
+    admin: SocketAddr,
+    listeners: PathBuf,
+    builder: EnvoyBuilder,
+    _folder: TempDir,
+}
+
+/// What an Envoy is to be like.
+#[derive(Clone)]
+pub struct EnvoyBuilder {
+    policy: Value,
+    upstream: SocketAddr,
+    endpoint: Option<SocketAddr>,
+    workers: u32,
+    as_struct: bool,
+    stop_iteration: bool,
+}
+
+impl EnvoyBuilder {
+    /// Two workers, no endpoint, the policy as JSON text.
+    pub fn new(policy: Value, upstream: SocketAddr) -> Self {
+        Self { policy, upstream, endpoint: None, workers: 2, as_struct: false, stop_iteration: false }
+    }
+
+    /// Where the cluster `tollgate` leads.
+    pub fn endpoint(mut self, address: SocketAddr) -> Self {
+        self.endpoint = Some(address);
+        self
+    }
+
+    pub fn workers(mut self, workers: u32) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// The policy as a protobuf `Struct`, as it is when it was written as plain YAML.
+    pub fn as_struct(mut self) -> Self {
+        self.as_struct = true;
+        self
+    }
+
+    /// `allow_on_headers_stop_iteration`: a paused request's body reaches the filter all the same.
+    pub fn stop_iteration(mut self) -> Self {
+        self.stop_iteration = true;
+        self
+    }
+
+    pub async fn start(self) -> Envoy {
+        self.try_start(true).await.unwrap_or_else(|log| panic!("Envoy does not start:\n{log}"))
+    }
+
+    /// For a policy that keeps Envoy from starting: gives the log.
+    pub async fn start_refusing(self) -> String {
+        match self.try_start(false).await {
+            Ok(_) => panic!("Envoy has started"),
+            Err(log) => log,
+        }
+    }
+
+    /// The listener comes from a file that can be pushed anew, or is a fixed part of the bootstrap. An error is the
+    /// log of an Envoy that ended instead of starting.
+    async fn try_start(self, dynamic: bool) -> Result<Envoy, String> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = |name: &str| folder.path().join(name);
+        let listener = self.listener();
+        let mut bootstrap = self.bootstrap();
+        if dynamic {
+            write(&path("lds.json"), &json!({"resources": [listener]}));
+            let source = json!({"resource_api_version": "V3", "path_config_source": {"path": path("lds.json")}});
+            bootstrap["dynamic_resources"] = json!({"lds_config": source});
+        } else {
+            let mut listener = listener;
+            listener.as_object_mut().and_then(|fields| fields.remove("@type"));
+            bootstrap["static_resources"]["listeners"] = json!([listener]);
+        }
+        write(&path("envoy.json"), &bootstrap);
+        let mut command = Command::new(tool("ENVOY_BIN"));
+        command.arg("-c").arg(path("envoy.json")).arg("--admin-address-path").arg(path("admin"));
+        command.args(["--concurrency", &self.workers.to_string(), "--disable-hot-restart", "-l", "info"]);
+        command.env("TOLLGATE_HASH_KEY", HASH_KEY);
+        let mut process = Process::start(&mut command, &path("envoy.log"));
+        let started = eventually("Envoy listens", async || {
+            if !process.is_running() {
+                return Ok(None);
+            }
+            let admin: SocketAddr = std::fs::read_to_string(path("admin"))
+                .map_err(|error| error.to_string())?
+                .trim()
+                .parse()
+                .map_err(|_| "no admin address yet".to_string())?;
+            let http = reqwest::Client::builder().no_proxy().build().expect("a client");
+            let get = async |path: &str| {
+                let response = http.get(format!("http://{admin}{path}")).send().await.map_err(|e| e.to_string())?;
+                let ready = response.status().is_success();
+                if ready { response.text().await.map_err(|e| e.to_string()) } else { Err("not ready".into()) }
+            };
+            get("/ready").await?;
+            let listeners: Value = serde_json::from_str(&get("/listeners?format=json").await?).expect("JSON");
+            let socket = &listeners["listener_statuses"][0]["local_address"]["socket_address"];
+            let port = socket["port_value"].as_u64().ok_or("no listener yet")?;
+            let address: SocketAddr = format!("127.0.0.1:{port}").parse().expect("an address");
+            Ok::<_, String>(Some((admin, address)))
+        })
+        .await;
+        match started {
+            Some((admin, address)) => {
+                let listeners = path("lds.json");
+                Ok(Envoy { process, address, admin, listeners, builder: self, _folder: folder })
+            }
+            None => Err(process.log()),
+        }
+    }
+
+    fn bootstrap(&self) -> Value {
+        let mut clusters = vec![cluster("upstream", self.upstream)];
+        clusters.extend(self.endpoint.map(|address| cluster("tollgate", address)));
+        json!({
+            "node": {"id": "test", "cluster": "test"},
+            "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
+            "static_resources": {"clusters": clusters},
+        })
+    }
+
+    fn listener(&self) -> Value {
+        let configuration = if self.as_struct {
+            json!({"@type": "type.googleapis.com/google.protobuf.Struct", "value": self.policy})
+        } else {
+            json!({"@type": "type.googleapis.com/google.protobuf.StringValue", "value": self.policy.to_string()})
+        };
+        let filter = json!({
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm",
+            "config": {
+                "name": "tollgate", "root_id": "tollgate", "failure_policy": "FAIL_RELOAD",
+                "allow_on_headers_stop_iteration": self.stop_iteration,
+                "vm_config": {
+                    "vm_id": "tollgate", "runtime": "envoy.wasm.runtime.v8",
+                    "code": {"local": {"filename": tool("TOLLGATE_WASM")}},
+                    "environment_variables": {"host_env_keys": ["TOLLGATE_HASH_KEY"]},
+                },
+                "configuration": configuration,
+            },
+        });
+        let manager = json!({
+            "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+            "stat_prefix": "proxy",
+            "use_remote_address": true,
+            "max_request_headers_kb": 200,
+            "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [
+                {"match": {"prefix": "/"}, "route": {"cluster": "upstream"}},
+            ]}]},
+            "http_filters": [
+                {"name": "tollgate", "typed_config": filter},
+                {"name": "router", "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}},
+            ],
+        });
+        json!({
+            "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
+            "name": "proxy",
+            "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
+            "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+        })
+    }
+}
+
+impl Envoy {
+    pub fn client(&self) -> Client {
+        Client::new(self.address)
+    }
+
+    /// One of Envoy's counters or gauges; 0 while it is not there.
+    pub async fn stat(&self, name: &str) -> u64 {
+        let text = Client::new(self.admin).get(&format!("/stats?filter=^{name}$")).await.body;
+        text.trim().rsplit(": ").next().and_then(|number| number.parse().ok()).unwrap_or(0)
+    }
+
+    /// One of the filter's counters.
+    pub async fn count(&self, name: &str) -> u64 {
+        self.stat(&format!("wasmcustom.tollgate.{name}")).await
+    }
+
+    /// Pushes another policy, as a control plane would; returns once Envoy has taken or refused it.
+    pub async fn push(&mut self, policy: Value) -> bool {
+        self.builder.policy = policy;
+        let counters = async || {
+            let stat = async |name: &str| self.stat(&format!("listener_manager.lds.update_{name}")).await;
+            (stat("success").await, stat("rejected").await)
+        };
+        let before = counters().await;
+        // Envoy watches for a file that is moved into place.
+        let new = self.listeners.with_extension("new");
+        write(&new, &json!({"resources": [self.builder.listener()]}));
+        std::fs::rename(&new, &self.listeners).expect("a rename");
+        eventually("Envoy has read the listeners", async || {
+            let now = counters().await;
+            if now == before { Err("not yet") } else { Ok(now.0 > before.0) }
+        })
+        .await
+    }
+
+    /// What no test may ever see: a trap, a panic, or a dead Envoy.
+    pub fn assert_sound(&mut self) {
+        assert!(self.process.is_running(), "Envoy has ended");
+        let log = self.process.log();
+        for word in ["panicked", "unreachable", "Function: proxy_on_", "BorrowMutError", "RuntimeError"] {
+            assert!(!log.contains(word), "{word:?} is in Envoy's log");
+        }
+    }
+}
+
+fn cluster(name: &str, address: SocketAddr) -> Value {
+    json!({
+        "name": name, "type": "STATIC", "connect_timeout": "0.05s",
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {
+            "socket_address": {"address": address.ip().to_string(), "port_value": address.port()}}}}]}]},
+    })
+}
+
+fn write(path: &Path, value: &Value) {
+    std::fs::write(path, serde_json::to_vec(value).expect("JSON")).expect("a file");
+}

@@ -1,0 +1,77 @@
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A process that ends with the test that started it, also when the test is killed.
+pub struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Standard output and error go to `log`.
+    pub fn start(command: &mut Command, log: &Path) -> Self {
+        let out = File::create(log).expect("a log file");
+        let err = out.try_clone().expect("the log file twice");
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        // SAFETY: prctl is async-signal-safe, and nothing else happens between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let child = command.spawn().unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
+        Self { child, log: log.into() }
+    }
+
+    pub fn log(&self) -> String {
+        let mut bytes = Vec::new();
+        File::open(&self.log).and_then(|mut file| file.read_to_end(&mut bytes)).expect("the log");
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGKILL, and gone when this returns.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// SIGSTOP: it holds its connections and answers nothing.
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    pub fn signal(&self, signal: i32) {
+        let pid = libc::pid_t::try_from(self.child.id()).expect("a pid");
+        // SAFETY: the process is a child that has not been waited for, so the pid is still its own.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "signal {signal} to {pid}");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            let log = self.log();
+            let start = log.lines().count().saturating_sub(40);
+            eprintln!("--- the end of {}:", self.log.display());
+            log.lines().skip(start).for_each(|line| eprintln!("{line}"));
+        }
+    }
+}

@@ -1,0 +1,51 @@
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use futures_util::StreamExt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What stands behind the proxies: counts what reaches it, as it arrives.
+pub struct Upstream {
+    pub address: SocketAddr,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Upstream {
+    pub async fn start() -> Self {
+        let counts = Arc::<Counts>::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let app = Router::new().fallback(answer).with_state(Arc::clone(&counts));
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        Self { address, counts }
+    }
+
+    /// Requests whose headers have arrived.
+    pub fn requests(&self) -> u64 {
+        self.counts.requests.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of bodies that have arrived.
+    pub fn bytes(&self) -> u64 {
+        self.counts.bytes.load(Ordering::SeqCst)
+    }
+}
+
+async fn answer(State(counts): State<Arc<Counts>>, body: Body) -> String {
+    counts.requests.fetch_add(1, Ordering::SeqCst);
+    let mut chunks = body.into_data_stream();
+    let mut read = 0;
+    while let Some(Ok(chunk)) = chunks.next().await {
+        counts.bytes.fetch_add(chunk.len() as u64, Ordering::SeqCst);
+        read += chunk.len();
+    }
+    format!("read {read} bytes\n")
+}

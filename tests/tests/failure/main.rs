@@ -1,0 +1,277 @@
+//! The endpoint is slow, wrong or gone: each policy does what its fail mode says, in time, and all recovers.
+//!
+//! These tests measure time, so they run one after another.
+
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{Mutex, MutexGuard};
+use tollgate_tests::{
+    Endpoint, Envoy, EnvoyBuilder, FakeEndpoint, NEVER, Redis, Reply, Upstream, bucket, burst, config, eventually,
+    global,
+};
+
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+async fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().await
+}
+
+type Answer = Box<dyn Fn() -> Response + Send + Sync>;
+
+const TIMEOUT: Duration = Duration::from_millis(50);
+
+/// What a fail mode may come late by.
+const LATE: Duration = Duration::from_millis(20);
+
+/// Routes /open, /closed, /local (an emergency budget of 3) and /all, which all three policies apply to.
+fn fail_modes() -> Value {
+    let policy = |name: &str, on_failure: Value| {
+        let mut policy = global(name, 100_000, NEVER, on_failure);
+        policy["match"] = json!({"routes": [name, "all"]});
+        policy
+    };
+    let mut config = config(&[
+        policy("open", json!("open")),
+        policy("closed", json!("closed")),
+        policy("local", json!({"local": bucket(3, NEVER)})),
+    ]);
+    config["endpoint"]["timeout"] = json!("50ms");
+    config["routes"] =
+        json!(["open", "closed", "local", "all"].map(|name| json!({"name": name, "path": format!("/{name}")})));
+    config
+}
+
+async fn statuses(envoy: &Envoy, path: &str, count: usize) -> Vec<u16> {
+    let client = envoy.client();
+    burst(count, 1, |_| client.get(path)).await.iter().map(|reply| reply.status).collect()
+}
+
+/// Almost all came in time. One in a hundred may have waited for a processor that is shared with other things, but
+/// none may have been forgotten.
+fn assert_in_time(what: &str, replies: &[Reply]) {
+    let mut took: Vec<Duration> = replies.iter().map(|reply| reply.took).collect();
+    took.sort();
+    let p99 = took[(took.len() * 99 / 100).min(took.len() - 1)];
+    let worst = took[took.len() - 1];
+    println!("{what}: {} requests, p50 {:?}, p99 {p99:?}, worst {worst:?}", took.len(), took[took.len() / 2]);
+    assert!(p99 <= TIMEOUT + LATE, "{what}: p99 {p99:?}");
+    assert!(worst <= TIMEOUT + Duration::from_millis(500), "{what}: {worst:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endpoint_that_is_killed_and_comes_back() {
+    let _alone = alone().await;
+    let upstream = Upstream::start().await;
+    let mut endpoint = Endpoint::start("memory").await;
+    let mut envoy = EnvoyBuilder::new(fail_modes(), upstream.address).endpoint(endpoint.address).start().await;
+    for path in ["/open", "/closed", "/local", "/all"] {
+        assert_eq!(statuses(&envoy, path, 5).await, [200; 5], "{path}");
+    }
+
+    // Killed while requests run.
+    let client = envoy.client();
+    let load = tokio::spawn(async move {
+        let start = Instant::now();
+        let replies = burst(6000, 8, |_| async {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            client.get("/closed").await
+        })
+        .await;
+        (replies, start.elapsed())
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    endpoint.process.kill();
+    assert_eq!(statuses(&envoy, "/open", 5).await, [200; 5]);
+    assert_eq!(statuses(&envoy, "/closed", 5).await, [503; 5]);
+    assert_eq!(statuses(&envoy, "/local", 5).await, [200, 200, 200, 429, 429]);
+    assert_eq!(statuses(&envoy, "/all", 5).await, [503; 5], "closed beats local beats open");
+    endpoint.restart().await;
+    eventually("requests are decided again", async || {
+        let status = envoy.client().get("/closed").await.status;
+        if status == 200 { Ok(()) } else { Err(status) }
+    })
+    .await;
+    assert_eq!(statuses(&envoy, "/local", 5).await, [200; 5], "the real budget again");
+    let (replies, took) = load.await.expect("every request has a reply");
+    let refused = replies.iter().filter(|reply| reply.status == 503).count();
+    assert!(replies.iter().all(|reply| matches!(reply.status, 200 | 503)));
+    assert!(refused > 0 && refused < replies.len(), "{refused} of {} were 503", replies.len());
+    println!("killed and restarted: {refused} of {} were 503 in {took:?}", replies.len());
+    assert_in_time("killed and restarted", &replies);
+    assert!(envoy.count("failure.refused").await > 0);
+    assert_eq!(envoy.stat("http.proxy.downstream_rq_active").await, 0, "nothing hangs");
+    envoy.assert_sound();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endpoint_that_takes_requests_and_never_answers() {
+    let _alone = alone().await;
+    let upstream = Upstream::start().await;
+    let endpoint = Endpoint::start("memory").await;
+    let mut envoy = EnvoyBuilder::new(fail_modes(), upstream.address).endpoint(endpoint.address).start().await;
+    let client = envoy.client();
+    assert_eq!(statuses(&envoy, "/closed", 5).await, [200; 5]);
+    endpoint.process.freeze();
+    for (path, status) in [("/open", 200), ("/closed", 503), ("/all", 503)] {
+        let replies = burst(300, 16, |_| client.get(path)).await;
+        assert!(replies.iter().all(|reply| reply.status == status), "{path}");
+        assert!(replies.iter().all(|reply| reply.took >= Duration::from_millis(1)), "{path}: asked first");
+        assert_in_time(path, &replies);
+    }
+    assert_eq!(statuses(&envoy, "/local", 5).await, [200, 200, 200, 429, 429]);
+    endpoint.process.thaw();
+    eventually("requests are decided again", async || {
+        let status = client.get("/closed").await.status;
+        if status == 200 { Ok(()) } else { Err(status) }
+    })
+    .await;
+    assert!(envoy.count("failure.timeout").await >= 900);
+    assert_eq!(envoy.stat("http.proxy.downstream_rq_active").await, 0, "nothing hangs");
+    envoy.assert_sound();
+}
+
+#[tokio::test]
+async fn only_so_many_wait_at_once() {
+    let _alone = alone().await;
+    let upstream = Upstream::start().await;
+    let endpoint = Endpoint::start("memory").await;
+    let mut policy = fail_modes();
+    policy["endpoint"] = json!({"cluster": "tollgate", "timeout": "1s", "max_in_flight": 4});
+    let mut envoy = EnvoyBuilder::new(policy, upstream.address).endpoint(endpoint.address).workers(1).start().await;
+    let client = envoy.client();
+    assert_eq!(statuses(&envoy, "/closed", 5).await, [200; 5]);
+    endpoint.process.freeze();
+    let replies = burst(20, 20, |_| client.get("/closed")).await;
+    let at_once = replies.iter().filter(|reply| reply.took < Duration::from_millis(500)).count();
+    assert!(replies.iter().all(|reply| reply.status == 503));
+    assert_eq!(at_once, 16, "four wait, for the others the fail mode applies at once");
+    assert_eq!(envoy.count("failure.too_many_in_flight").await, 16);
+    endpoint.process.thaw();
+    envoy.assert_sound();
+}
+
+#[tokio::test]
+async fn answers_that_are_none() {
+    // F52
+    let _alone = alone().await;
+    let upstream = Upstream::start().await;
+    let json = |body: &str| ([(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response();
+    let answers: Vec<(&str, Answer)> = vec![
+        ("bad_answer", Box::new(|| "<html>hello</html>".into_response())),
+        ("bad_answer", Box::new(|| "".into_response())),
+        ("bad_answer", Box::new(move || json("{}"))),
+        ("bad_answer", Box::new(move || json(r#"{"decisions":[{"admitted":[{"remaining":1}]}"#))),
+        ("bad_answer", Box::new(move || json(r#"{"decisions":[{"admitted":"yes"}]}"#))),
+        ("bad_answer", Box::new(move || json(r#"{"decisions":[{"admitted":[{"remaining":-1}]}]}"#))),
+        ("bad_answer", Box::new(move || json(r#"{"decisions":[{"admitted":[]}]}"#))),
+        ("bad_answer", Box::new(move || json(r#"{"decisions":[{"denied":[{"remaining":1}]}]}"#))),
+        ("bad_answer", Box::new(move || json(r#"{"decisions":[]}"#))),
+        (
+            "bad_answer",
+            Box::new(move || json(r#"{"decisions":[{"admitted":[{"remaining":1}]},{"admitted":[{"remaining":1}]}]}"#)),
+        ),
+        ("bad_answer", Box::new(move || json(r#"{"decisions":[{"admitted":[{"remaining":1,"remaining":2}]}]}"#))),
+        ("bad_answer", Box::new(move || json(&"[".repeat(5000)))),
+        ("bad_answer", Box::new(move || json(&format!(r#"{{"decisions":[],"pad":"{}"}}"#, "x".repeat(10_000_000))))),
+        ("bad_answer", Box::new(|| b"\xff\xfe\x00".to_vec().into_response())),
+        (
+            "bad_answer",
+            Box::new(|| {
+                (StatusCode::OK, [(header::CONTENT_ENCODING, "gzip")], b"\x1f\x8b\x08".to_vec()).into_response()
+            }),
+        ),
+        ("status", Box::new(|| StatusCode::NO_CONTENT.into_response())),
+        ("status", Box::new(|| (StatusCode::FOUND, [(header::LOCATION, "/")]).into_response())),
+        ("status", Box::new(|| StatusCode::NOT_FOUND.into_response())),
+        ("status", Box::new(|| StatusCode::TOO_MANY_REQUESTS.into_response())),
+        ("status", Box::new(|| StatusCode::INTERNAL_SERVER_ERROR.into_response())),
+        ("store", Box::new(move || json(r#"{"decisions":[{"failed":"store_timeout"}]}"#))),
+        ("ok", Box::new(move || json(r#"{"decisions":[{"admitted":[{"remaining":1,"new":{}}],"x":1}],"more":[1]}"#))),
+    ];
+    let answers = std::sync::Arc::new(answers);
+    let current = std::sync::Arc::new(AtomicUsize::new(0));
+    let fake = {
+        let (answers, current) = (answers.clone(), current.clone());
+        FakeEndpoint::start(move || {
+            let response = answers[current.load(Ordering::SeqCst)].1();
+            async move { response }
+        })
+        .await
+    };
+    let mut policy = fail_modes();
+    policy["endpoint"]["timeout"] = json!("2s");
+    let mut envoy = EnvoyBuilder::new(policy, upstream.address).endpoint(fake.address).start().await;
+    for (index, (cause, _)) in answers.iter().enumerate() {
+        current.store(index, Ordering::SeqCst);
+        let before = envoy.count(&format!("failure.{cause}")).await;
+        let expected = if *cause == "ok" { 200 } else { 503 };
+        assert_eq!(statuses(&envoy, "/closed", 2).await, [expected; 2], "answer {index}");
+        if *cause == "ok" {
+            continue;
+        }
+        assert_eq!(envoy.count(&format!("failure.{cause}")).await, before + 2, "answer {index} counts as {cause}");
+        assert_eq!(statuses(&envoy, "/open", 1).await, [200], "answer {index}");
+    }
+    envoy.assert_sound();
+}
+
+#[tokio::test]
+async fn an_answer_whose_body_never_ends() {
+    // F49
+    let _alone = alone().await;
+    let upstream = Upstream::start().await;
+    let fake = FakeEndpoint::start(|| async {
+        Response::new(axum::body::Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>()))
+    })
+    .await;
+    let mut envoy = EnvoyBuilder::new(fail_modes(), upstream.address).endpoint(fake.address).start().await;
+    let client = envoy.client();
+    let replies = burst(100, 8, |_| client.get("/closed")).await;
+    assert!(replies.iter().all(|reply| reply.status == 503));
+    assert_in_time("a body that never ends", &replies);
+    envoy.assert_sound();
+}
+
+#[tokio::test]
+async fn a_store_that_dies_and_comes_back_empty_or_forgets_its_scripts() {
+    let _alone = alone().await;
+    let (redis, upstream) = (Redis::start().await, Upstream::start().await);
+    let endpoint = Endpoint::start(&redis.url()).await;
+    let mut envoy = EnvoyBuilder::new(fail_modes(), upstream.address).endpoint(endpoint.address).start().await;
+    assert_eq!(statuses(&envoy, "/closed", 3).await, [200; 3]);
+
+    // F39: no request notices.
+    let mut connection = redis.connect().await;
+    for _ in 0..50 {
+        redis::cmd("SCRIPT").arg("FLUSH").query_async::<()>(&mut connection).await.expect("a flush");
+        assert_eq!(statuses(&envoy, "/closed", 1).await, [200]);
+    }
+    assert_eq!(envoy.count("failure.store").await, 0);
+
+    redis.process.freeze();
+    assert_eq!(statuses(&envoy, "/closed", 3).await, [503; 3]);
+    assert_eq!(statuses(&envoy, "/open", 3).await, [200; 3]);
+    redis.process.thaw();
+    eventually("requests are decided again", async || {
+        let status = envoy.client().get("/closed").await.status;
+        if status == 200 { Ok(()) } else { Err(status) }
+    })
+    .await;
+
+    // State that is not ours is a failure, never a full bucket.
+    for key in redis.keys().await {
+        redis::cmd("SET").arg(&key).arg("rubbish").query_async::<()>(&mut connection).await.expect("a write");
+    }
+    assert_eq!(statuses(&envoy, "/closed", 2).await, [503; 2]);
+    for key in redis.keys().await {
+        redis::cmd("DEL").arg(&key).query_async::<()>(&mut connection).await.expect("a write");
+        redis::cmd("LPUSH").arg(&key).arg("rubbish").query_async::<()>(&mut connection).await.expect("a write");
+    }
+    assert_eq!(statuses(&envoy, "/closed", 2).await, [503; 2]);
+    redis::cmd("FLUSHALL").query_async::<()>(&mut connection).await.expect("a flush");
+    assert_eq!(statuses(&envoy, "/closed", 2).await, [200; 2]);
+    envoy.assert_sound();
+}

@@ -1,0 +1,234 @@
+//! One suite over every store, and the script against the core's own arithmetic.
+
+mod arithmetic;
+
+use serde_json::{Value, json};
+use std::time::Duration;
+use tollgate_core::units::Micros;
+use tollgate_core::wire::{AdmitAnswer, DecisionAnswer, Denial};
+use tollgate_tests::{Client, Endpoint, Redis, burst, send};
+
+/// An endpoint over one kind of store.
+struct Store {
+    client: Client,
+    _endpoint: Endpoint,
+    redis: Option<Redis>,
+}
+
+impl Store {
+    async fn memory() -> Self {
+        let endpoint = Endpoint::start("memory").await;
+        Self { client: Client::new(endpoint.address), _endpoint: endpoint, redis: None }
+    }
+
+    async fn redis() -> Self {
+        let redis = Redis::start().await;
+        let endpoint = Endpoint::start_with(&["--store", &redis.url(), "--store-timeout", "5s"]).await;
+        Self { client: Client::new(endpoint.address), _endpoint: endpoint, redis: Some(redis) }
+    }
+
+    async fn ask(&self, decisions: &[Value]) -> Vec<DecisionAnswer> {
+        let body = json!({"decisions": decisions}).to_string();
+        let reply = send(self.client.request(reqwest::Method::POST, "/v1/admit").body(body)).await;
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        serde_json::from_str::<AdmitAnswer>(&reply.body).expect("an answer").decisions
+    }
+
+    async fn one(&self, charges: &[Value]) -> DecisionAnswer {
+        self.ask(&[json!({"charges": charges})]).await.pop().expect("one answer")
+    }
+}
+
+/// A charge on a bucket that refills so much each second.
+fn charge(name: u64, cost: u64, capacity: u64, refill: u64) -> Value {
+    let per_us = if refill == 0 { 30 * 24 * 3600 * 1_000_000_u64 } else { 1_000_000 };
+    json!({"policy": "p", "key": format!("{name:032x}"), "group": format!("{name:032x}"), "cost": cost,
+           "token_bucket": {"capacity": capacity, "refill": refill.max(1), "per_us": per_us}})
+}
+
+fn is_admitted(answer: &DecisionAnswer) -> bool {
+    matches!(answer, DecisionAnswer::Admitted(_))
+}
+
+fn wait(answer: &DecisionAnswer) -> Micros {
+    match answer {
+        DecisionAnswer::Denied(charges) => match charges[0].denied {
+            Some(Denial::WaitUs(wait)) => Micros::new(wait),
+            other => panic!("no wait: {other:?}"),
+        },
+        other => panic!("not denied: {other:?}"),
+    }
+}
+
+macro_rules! suite {
+    ($($test:ident),* $(,)?) => {
+        mod memory { $(#[tokio::test] async fn $test() { super::$test(super::Store::memory().await).await; })* }
+        mod redis_server { $(#[tokio::test] async fn $test() { super::$test(super::Store::redis().await).await; })* }
+    };
+}
+
+suite!(
+    a_new_bucket_is_full,
+    a_weighted_request_spends_its_cost,
+    a_cost_above_the_capacity_is_refused_for_good,
+    a_denied_decision_spends_nothing,
+    the_decisions_of_a_batch_are_independent,
+    an_empty_bucket_admits_exactly_when_it_says,
+    a_bucket_refills_by_fractions,
+    concurrent_decisions_spend_no_unit_twice,
+    a_lower_capacity_applies_at_once,
+    policies_groups_and_keys_are_apart,
+    the_largest_numbers_are_exact,
+);
+
+async fn a_new_bucket_is_full(store: Store) {
+    let answers = store.ask(&vec![json!({"charges": [charge(1, 1, 20, 0)]}); 25]).await;
+    let remaining: Vec<u64> = answers
+        .iter()
+        .filter_map(|answer| match answer {
+            DecisionAnswer::Admitted(charges) => Some(charges[0].remaining),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(remaining, (0..20).rev().collect::<Vec<u64>>());
+    assert!(answers[20..].iter().all(|answer| matches!(answer, DecisionAnswer::Denied(_))));
+}
+
+async fn a_weighted_request_spends_its_cost(store: Store) {
+    for (cost, admitted) in [(4, true), (7, false), (5, true), (2, false), (1, true), (1, false)] {
+        assert_eq!(is_admitted(&store.one(&[charge(1, cost, 10, 0)]).await), admitted, "{cost}");
+    }
+}
+
+async fn a_cost_above_the_capacity_is_refused_for_good(store: Store) {
+    let DecisionAnswer::Denied(denied) = store.one(&[charge(1, 6, 5, 1)]).await else { panic!("denied") };
+    assert_eq!((denied[0].denied, denied[0].remaining), (Some(Denial::OverCapacity), 5));
+    assert!(is_admitted(&store.one(&[charge(1, 5, 5, 1)]).await), "and spends nothing");
+}
+
+async fn a_denied_decision_spends_nothing(store: Store) {
+    // F46, in both orders
+    let (user, org) = (|cost| charge(1, cost, 3, 0), |cost| charge(2, cost, 10, 0));
+    for _ in 0..3 {
+        assert!(is_admitted(&store.one(&[user(1), org(1)]).await));
+    }
+    for _ in 0..5 {
+        let DecisionAnswer::Denied(denied) = store.one(&[org(1), user(1)]).await else { panic!("denied") };
+        assert_eq!((denied[0].remaining, denied[0].denied), (7, None));
+        assert!(denied[1].denied.is_some());
+        assert!(!is_admitted(&store.one(&[user(1), org(1)]).await));
+    }
+    assert!(is_admitted(&store.one(&[org(7)]).await));
+    assert!(!is_admitted(&store.one(&[org(1)]).await));
+}
+
+async fn the_decisions_of_a_batch_are_independent(store: Store) {
+    let decision = |charges: &[Value]| json!({"charges": charges});
+    let answers = store
+        .ask(&[
+            decision(&[charge(1, 1, 1, 0)]),
+            decision(&[charge(1, 1, 1, 0), charge(2, 1, 1, 0)]),
+            decision(&[charge(2, 1, 1, 0)]),
+            decision(&[charge(3, 2, 1, 0)]),
+            decision(&[charge(4, 1, 1, 0)]),
+        ])
+        .await;
+    assert_eq!(answers.iter().map(is_admitted).collect::<Vec<_>>(), [true, false, true, false, true]);
+}
+
+async fn an_empty_bucket_admits_exactly_when_it_says(store: Store) {
+    assert!(is_admitted(&store.one(&[charge(1, 4, 4, 2)]).await));
+    let first = wait(&store.one(&[charge(1, 1, 4, 2)]).await);
+    assert!(first > Micros::from_millis(300) && first <= Micros::from_millis(500), "{first}");
+    tokio::time::sleep(Duration::from_micros(first.count())).await;
+    assert!(is_admitted(&store.one(&[charge(1, 1, 4, 2)]).await));
+    assert!(!is_admitted(&store.one(&[charge(1, 1, 4, 2)]).await));
+}
+
+async fn a_bucket_refills_by_fractions(store: Store) {
+    assert!(is_admitted(&store.one(&[charge(1, 1, 1, 4)]).await));
+    let mut last = Micros::MAX;
+    for _ in 0..5 {
+        // Polling brings the time nearer and never puts it off.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let now = wait(&store.one(&[charge(1, 1, 1, 4)]).await);
+        assert!(now < last, "{now} after {last}");
+        last = now;
+    }
+}
+
+async fn concurrent_decisions_spend_no_unit_twice(store: Store) {
+    // F45
+    for run in 0..20 {
+        let body =
+            json!({"decisions": [{"charges": [charge(run, 1, 30, 0), charge(1000 + run, 2, 100, 0)]}]}).to_string();
+        let replies =
+            burst(60, 60, |_| send(store.client.request(reqwest::Method::POST, "/v1/admit").body(body.clone()))).await;
+        assert_eq!(replies.iter().filter(|reply| reply.body.contains("admitted")).count(), 30, "run {run}");
+    }
+}
+
+async fn a_lower_capacity_applies_at_once(store: Store) {
+    assert!(is_admitted(&store.one(&[charge(1, 1, 5, 0)]).await));
+    assert!(is_admitted(&store.one(&[charge(1, 1, 2, 0)]).await));
+    assert!(is_admitted(&store.one(&[charge(1, 1, 10, 0)]).await), "1 of the 2 is left");
+    assert!(!is_admitted(&store.one(&[charge(1, 1, 10, 0)]).await));
+}
+
+async fn policies_groups_and_keys_are_apart(store: Store) {
+    let mut all = vec![charge(1, 1, 1, 0), charge(2, 1, 1, 0)];
+    for (field, value) in [("policy", json!("q")), ("group", json!("f".repeat(32)))] {
+        let mut other = charge(1, 1, 1, 0);
+        other[field] = value;
+        all.push(other);
+    }
+    for charge in &all {
+        assert!(is_admitted(&store.one(std::slice::from_ref(charge)).await), "{charge}");
+    }
+    for charge in &all {
+        assert!(!is_admitted(&store.one(std::slice::from_ref(charge)).await), "{charge}");
+    }
+}
+
+async fn the_largest_numbers_are_exact(store: Store) {
+    const MOST: u64 = 999_999_999_999;
+    assert!(is_admitted(&store.one(&[charge(1, MOST - 1, MOST, 0)]).await));
+    assert!(is_admitted(&store.one(&[charge(1, 1, MOST, 0)]).await));
+    assert!(!is_admitted(&store.one(&[charge(1, 1, MOST, 0)]).await));
+    assert_eq!(wait(&store.one(&[charge(1, MOST, MOST, 0)]).await), Micros::MAX, "longer than any wait");
+}
+
+#[tokio::test]
+async fn every_key_in_redis_expires_when_its_bucket_would_be_full() {
+    // F44
+    let store = Store::redis().await;
+    let redis = store.redis.as_ref().expect("Redis");
+    for name in 0..50 {
+        store.one(&[charge(name, 1 + name % 10, 10, 2)]).await;
+        store.one(&[charge(name, 5, 10, 2)]).await;
+    }
+    let mut connection = redis.connect().await;
+    let keys = redis.keys().await;
+    assert_eq!(keys.len(), 50);
+    for key in keys {
+        let left: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.expect("a time to live");
+        assert!((0..=6000).contains(&left), "{key} lives for {left} ms, and is full within 5 s");
+    }
+    // A bucket of one, at a thousand a second: full after 1 ms, gone after the margin.
+    store.one(&[charge(99, 1, 1, 1000)]).await;
+    let key = format!("tollgate:{{{:032x}}}:p:{:032x}", 99, 99);
+    let left: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.expect("a time to live");
+    assert!((500..=1001).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn a_key_without_a_time_to_live_gets_one() {
+    let store = Store::redis().await;
+    let redis = store.redis.as_ref().expect("Redis");
+    let key = format!("tollgate:{{{:032x}}}:p:{:032x}", 1, 1);
+    let mut connection = redis.connect().await;
+    redis::cmd("SET").arg(&key).arg("0:0:1000000:1000000").query_async::<()>(&mut connection).await.expect("a write");
+    assert!(is_admitted(&store.one(&[charge(1, 1, 10, 1)]).await));
+    let left: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.expect("a time to live");
+    assert!(left > 0, "{left}");
+}
