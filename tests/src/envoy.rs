@@ -86,8 +86,8 @@ impl EnvoyBuilder {
         write(&path("envoy.json"), &bootstrap);
         let mut command = Command::new(tool("ENVOY_BIN"));
         command.arg("-c").arg(path("envoy.json")).arg("--admin-address-path").arg(path("admin"));
-        command.args(["--concurrency", &self.workers.to_string(), "--disable-hot-restart", "-l", "info"]);
-        command.env("TOLLGATE_HASH_KEY", HASH_KEY);
+        command.args(["--concurrency", &self.workers.to_string(), "--disable-hot-restart", "-l", "warning"]);
+        command.args(["--component-log-level", "wasm:info"]).env("TOLLGATE_HASH_KEY", HASH_KEY);
         let mut process = Process::start(&mut command, &path("envoy.log"));
         let started = eventually("Envoy listens", async || {
             if !process.is_running() {

@@ -87,7 +87,7 @@ pub enum Rejection {
 pub enum FailCause {
     /// No answer in time.
     Timeout,
-    /// The connection was refused or broke.
+    /// The connection was refused, was not made in time, or broke.
     Refused,
     /// The cluster is unknown, has no healthy host, or is at its own bound.
     NoHost,

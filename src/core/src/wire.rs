@@ -73,9 +73,9 @@ pub struct AdmitAnswer {
     pub decisions: Vec<DecisionAnswer>,
 }
 
-/// What became of one decision.
+/// What became of one decision: an object with exactly one of the fields `admitted`, `denied` and `failed`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", try_from = "RawAnswer")]
 pub enum DecisionAnswer {
     /// All charges were made.
     Admitted(Vec<Admitted>),
@@ -83,6 +83,14 @@ pub enum DecisionAnswer {
     Denied(Vec<Denied>),
     /// The store could not say; nothing is known to have been charged.
     Failed(Failure),
+}
+
+/// Read as a struct, so that fields that are not known yet are ignored.
+#[derive(Deserialize)]
+struct RawAnswer {
+    admitted: Option<Vec<Admitted>>,
+    denied: Option<Vec<Denied>>,
+    failed: Option<Failure>,
 }
 
 /// What a bucket has left after a charge.
@@ -125,6 +133,22 @@ pub enum Failure {
     StoreError,
     /// The store is at its bound of keys.
     StoreFull,
+    /// A reason that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+impl TryFrom<RawAnswer> for DecisionAnswer {
+    type Error = &'static str;
+
+    fn try_from(raw: RawAnswer) -> Result<Self, Self::Error> {
+        match (raw.admitted, raw.denied, raw.failed) {
+            (Some(charges), None, None) => Ok(Self::Admitted(charges)),
+            (None, Some(charges), None) => Ok(Self::Denied(charges)),
+            (None, None, Some(failure)) => Ok(Self::Failed(failure)),
+            _ => Err("a decision must have exactly one of the fields admitted, denied and failed"),
+        }
+    }
 }
 
 impl TryFrom<u64> for Cost {
@@ -224,6 +248,14 @@ mod tests {
         }
         let deep = format!(r#"{{"x":{}}}"#, "[".repeat(5000));
         assert!(serde_json::from_str::<AdmitAnswer>(&deep).is_err());
+    }
+
+    #[test]
+    fn what_a_newer_endpoint_adds_is_ignored() {
+        let text = r#"{"decisions":[{"admitted":[{"remaining":1,"new":{}}],"x":1},{"failed":"brand_new"}],"more":[1]}"#;
+        let answer: AdmitAnswer = serde_json::from_str(text).unwrap();
+        assert_eq!(answer.decisions[0], DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }]));
+        assert_eq!(answer.decisions[1], DecisionAnswer::Failed(Failure::Unknown));
     }
 
     #[test]

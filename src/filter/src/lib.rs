@@ -17,10 +17,10 @@ mod metrics;
 mod tables;
 mod worker;
 
+use crate::host::Buffer;
 use crate::worker::{Progress, Worker};
-use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
-use proxy_wasm::types::{Action, BufferType, ContextType, LogLevel};
+use proxy_wasm::types::{Action, ContextType, LogLevel};
 use std::cell::Cell;
 use std::rc::Rc;
 use tollgate_core::policy::PolicySet;
@@ -52,8 +52,8 @@ impl RootContext for Root {
 
     /// Reads the policy. `false` makes Envoy refuse the configuration: it keeps the one before, or does not start.
     fn on_configure(&mut self, _size: usize) -> bool {
-        let text = hostcalls::get_buffer(BufferType::PluginConfiguration, 0, usize::MAX).ok().flatten();
-        match PolicySet::read(&text.unwrap_or_default(), &host::environment) {
+        let text = host::buffer(Buffer::Configuration, usize::MAX).unwrap_or_default();
+        match PolicySet::read(&text, &host::environment) {
             Ok(set) => {
                 let version = set.version.as_deref().unwrap_or("without a version");
                 host::log(LogLevel::Info, &format!("policy {version} is in force: {} policies", set.policies().len()));

@@ -1,7 +1,6 @@
 //! Counters: a fixed set, defined once for each configuration. Envoy shows them as `wasmcustom.tollgate.…`.
 
-use proxy_wasm::hostcalls::{define_metric, increment_metric};
-use proxy_wasm::types::MetricType;
+use crate::host;
 use tollgate_core::decision::{Admission, Contention, FailCause, Outcome, Rejection};
 
 pub(crate) struct Metrics {
@@ -80,12 +79,12 @@ struct Counter(Option<u32>);
 
 impl Counter {
     fn new(name: &str) -> Self {
-        Self(define_metric(MetricType::Counter, &format!("tollgate.{name}")).ok())
+        Self(host::define_counter(&format!("tollgate.{name}")))
     }
 
     fn increment(&self) {
         if let Some(id) = self.0 {
-            let _ = increment_metric(id, 1);
+            host::increment(id);
         }
     }
 }

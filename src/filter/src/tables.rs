@@ -5,7 +5,6 @@
 
 use crate::host;
 use core::cell::Cell;
-use proxy_wasm::hostcalls::{get_shared_data, set_shared_data};
 use tollgate_core::decision::SetId;
 use tollgate_core::policy::Sharing;
 use tollgate_core::units::Micros;
@@ -40,7 +39,7 @@ struct Claim {
 
 /// Reads a set: its bytes and their version.
 pub(crate) fn read(set: SetId, now: Micros) -> Option<(Vec<u8>, u32)> {
-    read_name(&name(set, now))
+    host::shared_data(&name(set, now))
 }
 
 /// Writes a set if it is still at `version`.
@@ -48,14 +47,8 @@ pub(crate) fn write(set: SetId, bytes: &[u8], version: Option<u32>, now: Micros)
     write_name(&name(set, now), bytes, version)
 }
 
-fn read_name(name: &str) -> Option<(Vec<u8>, u32)> {
-    // An empty value is there, with a version, although the SDK gives no bytes for it.
-    let (bytes, version) = get_shared_data(name).ok()?;
-    version.map(|version| (bytes.unwrap_or_default(), version))
-}
-
 fn write_name(name: &str, bytes: &[u8], version: Option<u32>) -> bool {
-    set_shared_data(name, Some(bytes), Some(version.unwrap_or(ABSENT))).is_ok()
+    host::set_shared_data(name, bytes, version.unwrap_or(ABSENT))
 }
 
 fn name(set: SetId, now: Micros) -> String {
@@ -90,7 +83,7 @@ pub(crate) fn worker_number(now: Micros) -> Option<u32> {
 fn claim(number: u32, nonce: u64, now: Micros) -> bool {
     let name = format!("{PREFIX}.claim.{number}");
     let value = [nonce.to_le_bytes(), now.count().to_le_bytes()].concat();
-    let stored = read_name(&name);
+    let stored = host::shared_data(&name);
     let free = stored.as_ref().is_none_or(|(bytes, _)| {
         let (numbers, _) = bytes.as_chunks::<8>();
         let mut numbers = numbers.iter().map(|number| u64::from_le_bytes(*number));

@@ -1,12 +1,13 @@
 //! One configuration at work on one worker thread: what its root context and its streams share.
 
+use crate::host::{Buffer, Map};
 use crate::identity::Request;
 use crate::metrics::Metrics;
 use crate::{host, tables};
 use core::cell::{Cell, RefCell};
 use core::time::Duration;
 use proxy_wasm::hostcalls;
-use proxy_wasm::types::{BufferType, LogLevel, MapType};
+use proxy_wasm::types::LogLevel;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use tollgate_core::decision::{Decision, FailCause, Outcome, Rejection, Step};
@@ -62,7 +63,7 @@ impl Worker {
             host::log(LogLevel::Error, "the host gives no random numbers: allow random_get to the plugin");
             return None;
         };
-        let queue = hostcalls::register_shared_queue(&format!("tollgate.{high:016x}{low:016x}")).ok()?;
+        let queue = host::register_queue(&format!("tollgate.{high:016x}{low:016x}"))?;
         let endpoint = set.endpoint.clone();
         let gather = endpoint.as_ref().map_or_else(
             || Gather::new(Micros::ZERO, 0),
@@ -128,7 +129,7 @@ impl Worker {
     /// The root's turn: requests have joined.
     pub(crate) fn woken(&self) {
         self.woken.set(false);
-        while let Ok(Some(_)) = hostcalls::dequeue_shared_queue(self.queue) {}
+        while host::dequeue(self.queue).is_some() {}
         self.send_due();
     }
 
@@ -170,7 +171,7 @@ impl Worker {
     fn wake(&self) {
         // Queues are unbounded: one byte for all that join in one turn.
         if !self.woken.get() {
-            self.woken.set(hostcalls::enqueue_shared_queue(self.queue, Some(&[1])).is_ok());
+            self.woken.set(host::enqueue(self.queue, &[1]));
         }
     }
 
@@ -202,7 +203,7 @@ impl Worker {
     pub(crate) fn watch(&self) {
         let tick = if self.gather.borrow().is_empty() { self.idle_tick } else { WATCH };
         if self.tick.replace(tick) != tick {
-            let _ = hostcalls::set_tick_period(tick);
+            host::set_tick_period(u32::try_from(tick.as_millis()).unwrap_or(u32::MAX));
         }
     }
 
@@ -298,10 +299,10 @@ impl Worker {
 
 /// Reads the ended call's answer, which must have one result for each of the `asked` decisions.
 fn read_answer(body_size: usize, asked: usize) -> Result<AdmitAnswer, FailCause> {
-    let status = hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status").ok().flatten();
-    match status.as_deref() {
+    match host::header(Map::CallResponse, ":status").as_deref() {
         Some(b"200") => {}
-        // Envoy's own replies for a call that timed out, and for one that found nobody or broke; no headers: reset.
+        // Envoy's own replies for a call that timed out, and for one that found nobody or broke. A call that broke or
+        // timed out after its headers had come has none here.
         Some(b"504") => return Err(FailCause::Timeout),
         Some(b"503") | None => return Err(FailCause::Refused),
         Some(_) => return Err(FailCause::Status),
@@ -309,7 +310,7 @@ fn read_answer(body_size: usize, asked: usize) -> Result<AdmitAnswer, FailCause>
     if body_size > MAX_BODY {
         return Err(FailCause::BadAnswer);
     }
-    let body = hostcalls::get_buffer(BufferType::HttpCallResponseBody, 0, body_size).ok().flatten();
-    let answer: AdmitAnswer = serde_json::from_slice(&body.unwrap_or_default()).map_err(|_| FailCause::BadAnswer)?;
+    let body = host::buffer(Buffer::CallResponse, body_size).unwrap_or_default();
+    let answer: AdmitAnswer = serde_json::from_slice(&body).map_err(|_| FailCause::BadAnswer)?;
     if answer.decisions.len() == asked { Ok(answer) } else { Err(FailCause::BadAnswer) }
 }
