@@ -18,8 +18,10 @@ pub struct Envoy {
 /// What an Envoy is to be like.
 #[derive(Clone)]
 pub struct EnvoyBuilder {
-    policy: Value,
-    upstream: SocketAddr,
+    /// `None` leaves the filter out.
+    policy: Option<Value>,
+    /// `None` answers by itself.
+    upstream: Option<SocketAddr>,
     endpoint: Option<SocketAddr>,
     workers: u32,
     as_struct: bool,
@@ -29,7 +31,12 @@ pub struct EnvoyBuilder {
 impl EnvoyBuilder {
     /// Two workers, no endpoint, the policy as JSON text.
     pub fn new(policy: Value, upstream: SocketAddr) -> Self {
-        Self { policy, upstream, endpoint: None, workers: 2, as_struct: false, stop_iteration: false }
+        Self { upstream: Some(upstream), ..Self::benchmark(Some(policy)) }
+    }
+
+    /// With a fixed answer in place of an upstream, and perhaps without the filter.
+    pub fn benchmark(policy: Option<Value>) -> Self {
+        Self { policy, upstream: None, endpoint: None, workers: 2, as_struct: false, stop_iteration: false }
     }
 
     /// Where the cluster `tollgate` leads.
@@ -122,22 +129,22 @@ impl EnvoyBuilder {
     }
 
     fn bootstrap(&self) -> Value {
-        let mut clusters = vec![cluster("upstream", self.upstream)];
-        clusters.extend(self.endpoint.map(|address| cluster("tollgate", address)));
+        let clusters = [("upstream", self.upstream), ("tollgate", self.endpoint)];
+        let clusters = clusters.into_iter().filter_map(|(name, address)| Some(cluster(name, address?)));
         json!({
             "node": {"id": "test", "cluster": "test"},
             "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
-            "static_resources": {"clusters": clusters},
+            "static_resources": {"clusters": clusters.collect::<Vec<Value>>()},
         })
     }
 
-    fn listener(&self) -> Value {
+    fn filter(&self, policy: &Value) -> Value {
         let configuration = if self.as_struct {
-            json!({"@type": "type.googleapis.com/google.protobuf.Struct", "value": self.policy})
+            json!({"@type": "type.googleapis.com/google.protobuf.Struct", "value": policy})
         } else {
-            json!({"@type": "type.googleapis.com/google.protobuf.StringValue", "value": self.policy.to_string()})
+            json!({"@type": "type.googleapis.com/google.protobuf.StringValue", "value": policy.to_string()})
         };
-        let filter = json!({
+        json!({"name": "tollgate", "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm",
             "config": {
                 "name": "tollgate", "root_id": "tollgate", "failure_policy": "FAIL_RELOAD",
@@ -149,20 +156,25 @@ impl EnvoyBuilder {
                 },
                 "configuration": configuration,
             },
-        });
+        }})
+    }
+
+    fn listener(&self) -> Value {
+        let mut filters: Vec<Value> = self.policy.iter().map(|policy| self.filter(policy)).collect();
+        filters.push(json!({"name": "router", "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}));
+        let mut route = json!({"match": {"prefix": "/"}});
+        match self.upstream {
+            Some(_) => route["route"] = json!({"cluster": "upstream"}),
+            None => route["direct_response"] = json!({"status": 200, "body": {"inline_string": "benchmarked"}}),
+        }
         let manager = json!({
             "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
             "stat_prefix": "proxy",
             "use_remote_address": true,
             "max_request_headers_kb": 200,
-            "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [
-                {"match": {"prefix": "/"}, "route": {"cluster": "upstream"}},
-            ]}]},
-            "http_filters": [
-                {"name": "tollgate", "typed_config": filter},
-                {"name": "router", "typed_config": {
-                    "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}},
-            ],
+            "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+            "http_filters": filters,
         });
         json!({
             "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
@@ -191,7 +203,7 @@ impl Envoy {
 
     /// Pushes another policy, as a control plane would; returns once Envoy has taken or refused it.
     pub async fn push(&mut self, policy: Value) -> bool {
-        self.builder.policy = policy;
+        self.builder.policy = Some(policy);
         let counters = async || {
             let stat = async |name: &str| self.stat(&format!("listener_manager.lds.update_{name}")).await;
             (stat("success").await, stat("rejected").await)
