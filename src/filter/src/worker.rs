@@ -104,7 +104,7 @@ impl Worker {
                 progress.set(Progress::Waiting);
                 let pending = Pending { decision, progress: Rc::clone(progress) };
                 self.pending.borrow_mut().insert(stream, pending);
-                self.wake();
+                self.wake(stream);
                 return;
             }
             None => self.give_up(&mut decision, FailCause::TooManyInFlight),
@@ -167,12 +167,16 @@ impl Worker {
         self.send_due();
     }
 
-    /// Has the host call the root in this turn of the event loop.
-    fn wake(&self) {
+    /// Has the host call the root in this turn of the event loop. Should that fail, the tick sends what waits.
+    fn wake(&self, stream: u32) {
         // Queues are unbounded: one byte for all that join in one turn.
         if !self.woken.get() {
             self.woken.set(host::enqueue(self.queue, &[1]));
         }
+        // The tick is the root's; a stream that set one would be ticked itself.
+        host::act_for(self.root);
+        self.watch();
+        host::act_for(stream);
     }
 
     /// Sends every batch that is due, and watches the clock while anybody waits.
