@@ -6,9 +6,9 @@
 //!           ─► Ask         then answered(..) or failed(..)  the endpoint, for global policies
 //!           ─► Done(outcome)
 //! ```
-//! Local buckets are charged first, since a rejection there needs no call. If the endpoint then denies, or a policy
-//! fails closed, what the local buckets were charged is given back (except where a policy charges always), so a
-//! request that any policy denies spends nothing from the others.
+//! Local buckets come first, since a rejection there needs no call. While the endpoint is asked, what they gave is
+//! held. If it denies, or a policy fails closed, they get it back (except where a policy charges always), so a request
+//! that any policy denies spends nothing from the others.
 
 mod local;
 #[cfg(test)]
@@ -153,7 +153,12 @@ impl Decision {
             let Scope::Local { sharing, charge_always } = policy.scope else { return None };
             Some(LocalCharge::new(charge, policy, policy.limit, sharing, charge_always))
         });
-        Self { local: LocalRound::new(charges.collect()), emergency: None, state: State::Local, plan }
+        let charges = charges.collect();
+        let asks = plan
+            .charges
+            .iter()
+            .any(|charge| set.policy(charge.policy).is_some_and(|policy| matches!(policy.scope, Scope::Global { .. })));
+        Self { local: LocalRound::new(charges, asks), emergency: None, state: State::Local, plan }
     }
 
     /// The plan that is being decided.
@@ -169,7 +174,7 @@ impl Decision {
                 State::Local => match self.local.next(now) {
                     Task::Read(id) => return Step::Read(id),
                     Task::Write { set, bytes, version } => return Step::Write { set, bytes, version },
-                    Task::Settled => self.state = self.after_local(set),
+                    Task::Settled => self.after_local(set),
                 },
                 State::Asking => return Step::Ask,
                 State::Emergency => {
@@ -177,7 +182,7 @@ impl Decision {
                     match task {
                         Task::Read(id) => return Step::Read(id),
                         Task::Write { set, bytes, version } => return Step::Write { set, bytes, version },
-                        Task::Settled => self.state = self.after_emergency(),
+                        Task::Settled => self.after_emergency(),
                     }
                 }
                 State::Settling(outcome) => match self.local.next(now) {
@@ -222,7 +227,7 @@ impl Decision {
         let asked: Vec<usize> = self.global(set).map(|(charge, ..)| charge.policy).collect();
         let cause = match answer {
             DecisionAnswer::Admitted(charges) if charges.len() == asked.len() => {
-                self.state = State::Settling(Outcome::Admit(Admission::Allowed));
+                self.admit(Admission::Allowed);
                 return None;
             }
             DecisionAnswer::Denied(charges) if charges.len() == asked.len() => {
@@ -264,12 +269,20 @@ impl Decision {
                 FailMode::Open | FailMode::Closed => None,
             })
             .collect();
-        self.state = if emergency.is_empty() {
-            State::Settling(Outcome::Admit(Admission::FailedOpen))
+        if emergency.is_empty() {
+            self.admit(Admission::FailedOpen);
         } else {
-            self.emergency = Some(LocalRound::new(emergency));
-            State::Emergency
-        };
+            self.emergency = Some(LocalRound::new(emergency, false));
+            self.state = State::Emergency;
+        }
+    }
+
+    /// The request is gone before the endpoint has answered. What it was charged stays spent; run the decision to its
+    /// end to settle it.
+    pub fn abandon(&mut self) {
+        if matches!(self.state, State::Asking) {
+            self.admit(Admission::Allowed);
+        }
     }
 
     /// Takes what went wrong with local buckets since the last call, to be counted.
@@ -288,25 +301,26 @@ impl Decision {
         }
     }
 
-    fn after_local(&mut self, set: &PolicySet) -> State {
+    fn after_local(&mut self, set: &PolicySet) {
         if let Some(rejection) = self.local.rejection(false) {
-            return State::Settling(Outcome::Reject(rejection));
-        }
-        if self.global(set).next().is_some() {
-            State::Asking
+            self.reject(rejection);
+        } else if self.global(set).next().is_some() {
+            self.state = State::Asking;
         } else {
-            State::Settling(Outcome::Admit(Admission::Allowed))
+            self.admit(Admission::Allowed);
         }
     }
 
-    fn after_emergency(&mut self) -> State {
+    fn after_emergency(&mut self) {
         match self.emergency.as_ref().and_then(|round| round.rejection(true)) {
-            Some(rejection) => {
-                self.local.deny();
-                State::Settling(Outcome::Reject(rejection))
-            }
-            None => State::Settling(Outcome::Admit(Admission::FailedLocal)),
+            Some(rejection) => self.reject(rejection),
+            None => self.admit(Admission::FailedLocal),
         }
+    }
+
+    fn admit(&mut self, admission: Admission) {
+        self.local.confirm();
+        self.state = State::Settling(Outcome::Admit(admission));
     }
 
     fn reject(&mut self, rejection: Rejection) {

@@ -37,16 +37,39 @@ pub enum Source {
     },
 }
 
+/// What a source has told: two values are the same only if they are of one kind, so that nobody can write an address
+/// into a header and be taken for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Bytes as they were sent. The same in whichever header.
+    Text(Vec<u8>),
+    /// A client's address, or the prefix that it is grouped by.
+    Address(Vec<u8>),
+}
+
+impl Value {
+    /// A byte for the kind, and the value.
+    #[must_use]
+    pub fn parts(&self) -> (u8, &[u8]) {
+        match self {
+            Self::Text(bytes) => (0, bytes),
+            Self::Address(bytes) => (1, bytes),
+        }
+    }
+}
+
 impl Source {
     /// The identity's value, or `None` when this source has none: absent, empty, ambiguous or not an address.
     #[must_use]
-    pub fn value(&self, facts: &impl Facts) -> Option<Vec<u8>> {
+    pub fn value(&self, facts: &impl Facts) -> Option<Value> {
         match self {
             Self::Header(name) => match facts.header(name) {
-                Header::One(value) if !value.is_empty() => Some(value),
+                Header::One(value) if !value.is_empty() => Some(Value::Text(value)),
                 _ => None,
             },
-            Self::ClientAddress { ipv6_prefix } => group_address(parse_address(&facts.client_address())?, *ipv6_prefix),
+            Self::ClientAddress { ipv6_prefix } => {
+                group_address(parse_address(&facts.client_address())?, *ipv6_prefix).map(Value::Address)
+            }
         }
     }
 }
@@ -138,14 +161,14 @@ pub(crate) mod tests {
         }
     }
 
-    fn client(address: &str, ipv6_prefix: u8) -> Option<Vec<u8>> {
+    fn client(address: &str, ipv6_prefix: u8) -> Option<Value> {
         Source::ClientAddress { ipv6_prefix }.value(&Request::get("/").with_client(address))
     }
 
     #[test]
     fn an_address_is_the_same_however_it_is_written() {
         for same in ["1.2.3.4", "1.2.3.4:80", "::ffff:1.2.3.4", "[::ffff:1.2.3.4]:80", "64:ff9b::102:304"] {
-            assert_eq!(client(same, 64), Some(vec![1, 2, 3, 4]), "{same}");
+            assert_eq!(client(same, 64), Some(Value::Address(vec![1, 2, 3, 4])), "{same}");
         }
         let v6 = client("2001:db8:1:2::1", 64);
         assert!(v6.is_some());
@@ -176,8 +199,8 @@ pub(crate) mod tests {
         let get = || Request::get("/");
         assert_eq!(source.value(&get()), None);
         assert_eq!(source.value(&get().with("x-api-key", "")), None);
-        assert_eq!(source.value(&get().with("x-api-key", "a,b")), Some(b"a,b".to_vec()));
-        assert_eq!(source.value(&get().with("x-api-key", [0xff, 0xfe])), Some(vec![0xff, 0xfe]));
+        assert_eq!(source.value(&get().with("x-api-key", "a,b")), Some(Value::Text(b"a,b".to_vec())));
+        assert_eq!(source.value(&get().with("x-api-key", [0xff, 0xfe])), Some(Value::Text(vec![0xff, 0xfe])));
         assert_eq!(source.value(&get().with("x-api-key", "a").with("x-api-key", "a")), None);
     }
 }

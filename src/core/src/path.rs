@@ -2,35 +2,64 @@
 
 /// A path in its plain form, as segments.
 ///
-/// The query is cut, unreserved characters are percent-decoded, `;parameters` cut, dot segments removed, repeated
-/// and trailing slashes merged, and `\` taken for `/` (as Envoy's own normalisation takes it). `%2F` is never a
-/// separator, and case is kept. So a respelled path has the segments of its plain form (RFC 3986 §6.2.2).
+/// The query is cut, percent-encoding undone (but for the delimiters `/ \ ; ? #` and `%` itself, so that nothing is
+/// undone twice), `;parameters` cut, dot segments removed, then repeated and trailing slashes, and `\` is taken for `/`
+/// (as Envoy's own normalisation takes it). Case is kept. So a respelled path has the segments of its plain form
+/// (RFC 3986 §6.2.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NormalPath(Vec<Vec<u8>>);
 
+/// In which order slashes and dots go, and what `..;x` is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    /// As RFC 3986 §5.2.4 and Envoy: an empty segment is one that `..` removes, and `..;x` is a name like others.
+    Rfc,
+    /// As servers that merge slashes first, or cut parameters first: `//..` removes a named segment, and so does `..;x`.
+    Lenient,
+}
+
 impl NormalPath {
-    /// Any bytes have a plain form.
+    /// Any bytes have a plain form: that of RFC 3986.
     #[must_use]
     pub fn new(raw: &[u8]) -> Self {
+        Self::read(raw, Reading::Rfc)
+    }
+
+    /// The plain form, and that of servers which read dots differently, where it is another one.
+    #[must_use]
+    pub fn readings(raw: &[u8]) -> (Self, Option<Self>) {
+        let (rfc, lenient) = (Self::read(raw, Reading::Rfc), Self::read(raw, Reading::Lenient));
+        if rfc == lenient { (rfc, None) } else { (rfc, Some(lenient)) }
+    }
+
+    fn read(raw: &[u8], reading: Reading) -> Self {
         let path = raw.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
+        let path = path.strip_prefix(b"/").or_else(|| path.strip_prefix(b"\\")).unwrap_or(path);
         let mut segments: Vec<Vec<u8>> = Vec::new();
         for raw in path.split(|byte| matches!(byte, b'/' | b'\\')) {
-            let raw = raw.split(|byte| *byte == b';').next().unwrap_or_default();
-            let segment = decode_unreserved(raw);
+            let name = raw.split(|byte| *byte == b';').next().unwrap_or_default();
+            let segment = decode(name);
+            let has_parameters = name.len() < raw.len();
             match segment.as_slice() {
-                b"" | b"." => {}
+                b"" if reading == Reading::Lenient => {}
+                b"." | b".." if has_parameters && reading == Reading::Rfc => {
+                    // A name, and written so that it stays one.
+                    segments.push([segment.as_slice(), b";"].concat());
+                }
+                b"." => {}
                 b".." => {
                     segments.pop();
                 }
                 _ => segments.push(segment),
             }
         }
+        segments.retain(|segment| !segment.is_empty());
         Self(segments)
     }
 }
 
-/// Percent-decodes letters, digits and `-._~`; all else stays as it is, but with upper-case hexadecimal digits.
-fn decode_unreserved(raw: &[u8]) -> Vec<u8> {
+/// Undoes percent-encoding, but for the delimiters and `%`, which keep it, with upper-case hexadecimal digits.
+fn decode(raw: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(raw.len());
     let mut rest = raw;
     while let Some((byte, after)) = rest.split_first() {
@@ -40,10 +69,10 @@ fn decode_unreserved(raw: &[u8]) -> Vec<u8> {
         {
             let decoded = high_value << 4 | low_value;
             rest = tail;
-            if decoded.is_ascii_alphanumeric() || matches!(decoded, b'-' | b'.' | b'_' | b'~') {
-                out.push(decoded);
-            } else {
+            if matches!(decoded, b'/' | b'\\' | b';' | b'?' | b'#' | b'%') {
                 out.extend([b'%', high.to_ascii_uppercase(), low.to_ascii_uppercase()]);
+            } else {
+                out.push(decoded);
             }
         } else {
             out.push(*byte);
@@ -157,7 +186,6 @@ mod tests {
             "/api/x/.%2E/login",
             "/api\\login",
             "api/login",
-            "/x/..;y/api/login",
         ] {
             assert_eq!(NormalPath::new(same.as_bytes()), plain, "{same}");
         }
@@ -166,6 +194,37 @@ mod tests {
             assert_ne!(NormalPath::new(other.as_bytes()), plain, "{other}");
         }
         assert_eq!(NormalPath::new(b"/a%2fb"), NormalPath::new(b"/a%2Fb"));
+    }
+
+    #[test]
+    fn every_character_may_be_written_in_two_ways() {
+        for (plain, encoded) in [
+            ("/v1/items:batch", "/v1/items%3Abatch"),
+            ("/caf\u{e9}", "/caf%C3%a9"),
+            ("/a b", "/a%20b"),
+            ("/a+b", "/a%2bb"),
+            ("/%2F", "/%2f"),
+            ("/a!$&'()*,=@", "/a%21%24%26%27%28%29%2a%2c%3d%40"),
+        ] {
+            assert_eq!(NormalPath::new(plain.as_bytes()), NormalPath::new(encoded.as_bytes()), "{encoded}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_servers_read_in_two_ways_has_both_readings() {
+        for (path, rfc, lenient) in [
+            ("/static//../v1/reports/7", "/static/v1/reports/7", "/v1/reports/7"),
+            ("/v1/reports//..//..//../healthz", "/v1/reports/healthz", "/healthz"),
+            ("/static/..;/v1/reports/7", "/static/..;/v1/reports/7", "/v1/reports/7"),
+            ("/v1/reports/..;x=1/..;/../healthz", "/v1/reports/..;/healthz", "/healthz"),
+        ] {
+            let readings =
+                (NormalPath::new(rfc.as_bytes()), Some(NormalPath::read(lenient.as_bytes(), Reading::Lenient)));
+            assert_eq!(NormalPath::readings(path.as_bytes()), readings, "{path}");
+        }
+        for path in ["/a/b", "//a//b/", "/a/../b", "/a;x/b", "/a/%2e%2e/b"] {
+            assert_eq!(NormalPath::readings(path.as_bytes()).1, None, "{path}");
+        }
     }
 
     #[test]
@@ -217,7 +276,9 @@ mod tests {
 
             /// Writing the plain form out and normalising it again changes nothing: there is one plain form.
             #[test]
-            fn the_plain_form_is_a_fixed_point(raw in prop::collection::vec(any::<u8>(), 0..60)) {
+            fn the_plain_form_is_a_fixed_point(
+                raw in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(&b"/.;%2eEfF5cC\\?#a"[..])], 0..60),
+            ) {
                 let plain = NormalPath::new(&raw);
                 let mut written = vec![b'/'];
                 written.extend(plain.0.join(&b'/'));

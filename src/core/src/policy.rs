@@ -7,11 +7,17 @@ pub(crate) mod tests;
 
 pub use node::{Issue, PolicyErrors, is_name};
 
-use crate::facts::{Facts, Source};
+use crate::facts::{Facts, Source, Value};
 use crate::key::{Digest, HashKey};
 use crate::path::{NormalPath, Template};
 use crate::token_bucket::TokenBucket;
 use crate::units::{Micros, Tokens};
+
+/// The longest that a request may wait for the endpoint.
+pub const MAX_TIMEOUT: Micros = Micros::from_secs(10);
+
+// What a waiting request holds of local buckets must not be forgotten before it is decided.
+const _: () = assert!(MAX_TIMEOUT.count() < crate::slots::HOLD_LIFE.count());
 
 /// A whole configuration: identities, route classes, and the policies over them.
 #[derive(Debug)]
@@ -197,7 +203,7 @@ impl PolicySet {
             return plan;
         }
         let cost = class.map_or(Tokens::ONE, |class| class.cost);
-        let values: Vec<Option<Vec<u8>>> = self.identities.iter().map(|identity| identity.value(facts)).collect();
+        let values: Vec<Option<Value>> = self.identities.iter().map(|identity| identity.value(facts)).collect();
         for (index, policy) in self.policies.iter().enumerate() {
             if !policy.applies_to(route) {
                 continue;
@@ -212,17 +218,27 @@ impl PolicySet {
         plan
     }
 
-    /// The first class in the list that the request belongs to.
+    /// The first class in the list that the request belongs to. A path that servers read in two ways belongs to the
+    /// stricter of two classes: one that is not exempt, and costs more.
     fn classify(&self, facts: &impl Facts) -> (Route, Option<&RouteClass>) {
         if self.routes.is_empty() {
             return (Route::Other, None);
         }
-        let (method, path) = (facts.method(), NormalPath::new(&facts.path()));
-        let found = self.routes.iter().enumerate().find(|(_, class)| class.matches(&method, &path));
-        found.map_or((Route::Other, None), |(index, class)| (Route::Listed(index), Some(class)))
+        let (method, readings) = (facts.method(), NormalPath::readings(&facts.path()));
+        let class_of = |path: &NormalPath| {
+            let found = self.routes.iter().enumerate().find(|(_, class)| class.matches(&method, path));
+            found.map_or((Route::Other, None), |(index, class)| (Route::Listed(index), Some(class)))
+        };
+        let strictness =
+            |class: Option<&RouteClass>| class.map_or((true, Tokens::ONE), |class| (!class.exempt, class.cost));
+        let (first, second) = (class_of(&readings.0), readings.1.as_ref().map(class_of));
+        match second {
+            Some(second) if strictness(second.1) > strictness(first.1) => second,
+            _ => first,
+        }
     }
 
-    fn keys(&self, policy: &Policy, values: &[Option<Vec<u8>>], route: Route) -> (Digest, Digest) {
+    fn keys(&self, policy: &Policy, values: &[Option<Value>], route: Route) -> (Digest, Digest) {
         let mut key = self.hash_key.digest("key");
         key.part(policy.name.as_bytes());
         let mut group = None;
@@ -235,7 +251,11 @@ impl PolicySet {
                     let mut one = self.hash_key.digest("identity");
                     one.part(name.as_bytes());
                     match value {
-                        Some(value) => one.part(value),
+                        Some(value) => {
+                            let (kind, bytes) = value.parts();
+                            one.part(&[kind]);
+                            one.part(bytes);
+                        }
                         None => one.absent(),
                     }
                     let one = one.finish();
@@ -251,7 +271,7 @@ impl PolicySet {
 
 impl Identity {
     /// The first source that has a value.
-    fn value(&self, facts: &impl Facts) -> Option<Vec<u8>> {
+    fn value(&self, facts: &impl Facts) -> Option<Value> {
         self.sources.iter().find_map(|source| source.value(facts))
     }
 }
@@ -275,7 +295,7 @@ impl Policy {
         self.routes.as_ref().is_none_or(|routes| routes.contains(&route))
     }
 
-    fn lacks_identity(&self, values: &[Option<Vec<u8>>]) -> bool {
+    fn lacks_identity(&self, values: &[Option<Value>]) -> bool {
         self.key.iter().any(|part| match part {
             KeyPart::Identity(index) => values.get(*index).is_none_or(Option::is_none),
             KeyPart::Route => false,

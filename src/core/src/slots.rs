@@ -19,6 +19,10 @@ pub const WAYS: usize = 4;
 /// Overflow buckets in a set: one for each policy, of one configuration and of those it replaced a moment ago.
 const MAX_OVERFLOWS: usize = 128;
 
+/// How long a hold counts at least; twice that at most. Longer than any decision takes, so a hold that is older than
+/// this was forgotten: its units are taken for spent, and the bucket may fill up again.
+pub const HOLD_LIFE: Micros = Micros::from_secs(16);
+
 /// One set, as read at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotSet {
@@ -30,7 +34,21 @@ struct Entry {
     key: Digest,
     overflow: bool,
     balance: Balance,
+    held: Held,
     full_at: Micros,
+}
+
+/// Units that were taken for requests which are not decided yet, and may come back.
+///
+/// While they are out the bucket refills to the capacity less those. Otherwise they could come back to a bucket that
+/// has filled up without them, and both be spent at once. They are counted in two generations of [`HOLD_LIFE`], so that
+/// what a worker never settles (it died) is forgotten.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    /// Held in the generation of the balance's time.
+    current: u64,
+    /// Held in the one before.
+    previous: u64,
 }
 
 /// A bucket as found in a set.
@@ -38,8 +56,17 @@ struct Entry {
 pub struct Seat {
     key: Digest,
     overflow: bool,
+    held: Held,
     /// What it holds now.
     pub balance: Balance,
+}
+
+/// A hold on a bucket, to be settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    key: Digest,
+    overflow: bool,
+    generation: u64,
 }
 
 impl Seat {
@@ -62,8 +89,8 @@ impl core::fmt::Display for Malformed {
 
 impl core::error::Error for Malformed {}
 
-/// One entry: key, overflow flag, five little-endian numbers.
-const ENTRY_LEN: usize = Digest::LEN + 1 + 5 * 8;
+/// One entry: key, overflow flag, seven little-endian numbers.
+const ENTRY_LEN: usize = Digest::LEN + 1 + 7 * 8;
 
 impl SlotSet {
     /// Reads a set and drops the buckets that are full by `now`.
@@ -94,37 +121,66 @@ impl SlotSet {
     #[must_use]
     pub fn seat(&self, key: Digest, overflow: Digest, limit: &TokenBucket, now: Micros) -> Seat {
         if let Some(own) = self.find(key, false) {
-            return Seat { key, overflow: false, balance: limit.refill(Some(own.balance), now) };
+            return own.seat(limit, now);
         }
-        let shared = self.find(overflow, true).map(|entry| entry.balance);
-        let balance = limit.refill(shared, now);
         let taken = self.entries.iter().filter(|entry| !entry.overflow).count();
-        if taken < WAYS {
-            Seat { key, overflow: false, balance }
-        } else {
-            Seat { key: overflow, overflow: true, balance }
+        let free = taken < WAYS;
+        let (key, is_overflow) = if free { (key, false) } else { (overflow, true) };
+        match self.find(overflow, true) {
+            Some(shared) => Seat { key, overflow: is_overflow, ..shared.seat(limit, now) },
+            None => Seat { key, overflow: is_overflow, held: Held::default(), balance: limit.refill(None, now) },
         }
     }
 
-    /// Takes `cost` from a seat of this set.
+    /// Takes `cost` from a seat of this set, for good.
     pub fn spend(&mut self, mut seat: Seat, cost: Tokens, limit: &TokenBucket, now: Micros) {
         seat.balance.spend(cost);
         self.put(seat, limit, now);
     }
 
-    /// Gives `cost` back to the bucket that `seat` was. A bucket that is gone was full, and stays so.
-    pub fn give_back(&mut self, seat: &Seat, cost: Tokens, limit: &TokenBucket, now: Micros) {
-        let Some(entry) = self.find(seat.key, seat.overflow) else { return };
-        let mut balance = limit.refill(Some(entry.balance), now);
-        balance.give_back(cost, limit);
-        self.put(Seat { balance, ..*seat }, limit, now);
+    /// Takes `cost` from a seat of this set, to be settled by [`confirm`](Self::confirm) or
+    /// [`give_back`](Self::give_back).
+    #[must_use]
+    pub fn hold(&mut self, mut seat: Seat, cost: Tokens, limit: &TokenBucket, now: Micros) -> Hold {
+        let hold = Hold { key: seat.key, overflow: seat.overflow, generation: generation(now) };
+        seat.balance.spend(cost);
+        seat.held.current = seat.held.current.saturating_add(cost.count());
+        self.put(seat, limit, now);
+        hold
+    }
+
+    /// What was held is spent.
+    pub fn confirm(&mut self, hold: Hold, cost: Tokens, limit: &TokenBucket, now: Micros) {
+        self.settle(hold, cost, limit, now, false);
+    }
+
+    /// What was held comes back. A hold that was forgotten brings nothing.
+    pub fn give_back(&mut self, hold: Hold, cost: Tokens, limit: &TokenBucket, now: Micros) {
+        self.settle(hold, cost, limit, now, true);
+    }
+
+    fn settle(&mut self, hold: Hold, cost: Tokens, limit: &TokenBucket, now: Micros, back: bool) {
+        let Some(entry) = self.find(hold.key, hold.overflow) else { return };
+        let mut seat = entry.seat(limit, now);
+        let released = seat.held.release(hold.generation, cost.count(), now);
+        if back {
+            seat.balance.tokens = seat.balance.tokens.saturating_add(released);
+        }
+        // Cuts what a lower capacity has no room for.
+        seat.balance = limit.refill_beside(Some(seat.balance), now, seat.held.total());
+        self.put(seat, limit, now);
     }
 
     fn put(&mut self, seat: Seat, limit: &TokenBucket, now: Micros) {
-        let full_at = limit.full_at(&seat.balance, now);
+        let mut full_at = limit.full_at(&seat.balance, now);
+        if seat.held.total() > 0 {
+            let forgotten = HOLD_LIFE.count().saturating_mul(generation(now).saturating_add(2));
+            full_at = full_at.plus(Micros::new(forgotten).since(now));
+        }
         self.entries.retain(|entry| entry.key != seat.key || entry.overflow != seat.overflow);
         if full_at > now {
-            self.entries.push(Entry { key: seat.key, overflow: seat.overflow, balance: seat.balance, full_at });
+            let Seat { key, overflow, held, balance } = seat;
+            self.entries.push(Entry { key, overflow, balance, held, full_at });
         }
     }
 
@@ -133,12 +189,54 @@ impl SlotSet {
     }
 }
 
+impl Held {
+    const fn total(self) -> u64 {
+        self.current.saturating_add(self.previous)
+    }
+
+    /// One generation later.
+    const fn turn(self) -> Self {
+        Self { current: 0, previous: self.current }
+    }
+
+    /// Takes out what was held in a generation; gives how much of it was still counted.
+    fn release(&mut self, generation: u64, cost: u64, now: Micros) -> u64 {
+        let place = match self::generation(now).saturating_sub(generation) {
+            0 => &mut self.current,
+            1 => &mut self.previous,
+            _ => return 0,
+        };
+        let released = cost.min(*place);
+        *place = place.saturating_sub(released);
+        released
+    }
+}
+
+fn generation(at: Micros) -> u64 {
+    at.count().checked_div(HOLD_LIFE.count()).unwrap_or(0)
+}
+
 impl Entry {
+    /// The bucket as it is now: refilled beside what is held, generation by generation.
+    fn seat(&self, limit: &TokenBucket, now: Micros) -> Seat {
+        let (mut balance, mut held) = (self.balance, self.held);
+        let mut turned = generation(balance.at);
+        while held.total() > 0 && turned < generation(now) {
+            turned = turned.saturating_add(1);
+            let end = Micros::new(HOLD_LIFE.count().saturating_mul(turned));
+            balance = limit.refill_beside(Some(balance), end, held.total());
+            held = held.turn();
+        }
+        balance = limit.refill_beside(Some(balance), now, held.total());
+        Seat { key: self.key, overflow: self.overflow, held, balance }
+    }
+
     fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.extend(self.key.as_bytes());
         bytes.push(u8::from(self.overflow));
         let Balance { tokens, fraction, period, at } = self.balance;
-        for number in [tokens, fraction, period, at.count(), self.full_at.count()] {
+        let Held { current, previous } = self.held;
+        for number in [tokens, fraction, period, at.count(), current, previous, self.full_at.count()] {
             bytes.extend(number.to_le_bytes());
         }
     }
@@ -157,6 +255,7 @@ impl Entry {
                 _ => return None,
             },
             balance: Balance { tokens: next()?, fraction: next()?, period: next()?, at: Micros::new(next()?) },
+            held: Held { current: next()?, previous: next()? },
             full_at: Micros::new(next()?),
         })
     }
@@ -164,6 +263,7 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::arithmetic_side_effects)]
     use super::*;
     use crate::key::HashKey;
     use crate::token_bucket::Verdict;
@@ -248,18 +348,114 @@ mod tests {
         assert_ne!(SlotSet::decode(&bytes, Micros::new(later.count() - 1)), Ok(SlotSet::default()));
     }
 
+    /// A set through the bytes it is stored as.
+    fn stored(set: &SlotSet, now: Micros) -> SlotSet {
+        SlotSet::decode(&set.encode(), now).unwrap()
+    }
+
+    fn left(set: &SlotSet, limit: &TokenBucket, now: Micros) -> u64 {
+        set.seat(key(1), overflow(), limit, now).balance.tokens
+    }
+
+    fn units(count: u64) -> Tokens {
+        Tokens::new(count).unwrap()
+    }
+
     #[test]
-    fn what_is_given_back_goes_to_the_bucket_it_came_from() {
+    fn what_is_given_back_is_there_again_and_what_is_confirmed_is_not() {
         let limit = limit(3);
         let mut set = SlotSet::default();
-        let seat = set.seat(key(1), overflow(), &limit, NOW);
-        set.spend(seat.clone(), Tokens::new(3).unwrap(), &limit, NOW);
-        set.give_back(&seat, Tokens::new(2).unwrap(), &limit, NOW);
-        assert_eq!(set.seat(key(1), overflow(), &limit, NOW).balance.tokens, 2);
-        set.give_back(&seat, Tokens::new(3).unwrap(), &limit, NOW);
-        assert_eq!(set, SlotSet::default(), "full: absent again");
-        set.give_back(&seat, Tokens::ONE, &limit, NOW);
-        assert_eq!(set, SlotSet::default(), "a bucket that is gone was full");
+        let first = set.hold(set.seat(key(1), overflow(), &limit, NOW), units(2), &limit, NOW);
+        let second = set.hold(set.seat(key(1), overflow(), &limit, NOW), units(1), &limit, NOW);
+        assert_eq!(left(&set, &limit, NOW), 0);
+        set.give_back(first, units(2), &limit, NOW);
+        assert_eq!(left(&set, &limit, NOW), 2);
+        set.confirm(second, units(1), &limit, NOW);
+        assert_eq!(left(&set, &limit, NOW), 2);
+        set.give_back(second, units(1), &limit, NOW);
+        assert_eq!(left(&set, &limit, NOW), 2, "a hold is settled once");
+    }
+
+    #[test]
+    fn what_is_given_back_is_not_minted_anew() {
+        // Taken from a full bucket, given back when the bucket would have filled up again without it.
+        let limit = limit(5);
+        let mut set = SlotSet::default();
+        let hold = set.hold(set.seat(key(1), overflow(), &limit, NOW), units(5), &limit, NOW);
+        let later = NOW.plus(Micros::from_secs(5));
+        assert_eq!(left(&stored(&set, later), &limit, later), 0, "no room beside what is held");
+        set.give_back(hold, units(5), &limit, later);
+        assert_eq!(left(&set, &limit, later), 5);
+    }
+
+    #[test]
+    fn a_hold_that_nobody_settles_is_forgotten_and_its_units_are_spent() {
+        let limit = limit(5);
+        let mut set = SlotSet::default();
+        let hold = set.hold(set.seat(key(1), overflow(), &limit, NOW), units(5), &limit, NOW);
+        let kept = NOW.plus(HOLD_LIFE);
+        assert_eq!(left(&stored(&set, kept), &limit, kept), 0);
+        let forgotten = NOW.plus(HOLD_LIFE).plus(HOLD_LIFE);
+        let mut set = stored(&set, forgotten);
+        let before = left(&set, &limit, forgotten);
+        assert!(before <= 5);
+        set.give_back(hold, units(5), &limit, forgotten);
+        assert_eq!(left(&set, &limit, forgotten), before, "too late");
+        let full = forgotten.plus(Micros::from_secs(5)).plus(HOLD_LIFE);
+        assert_eq!(left(&stored(&set, full), &limit, full), 5);
+        assert_eq!(stored(&set, full), SlotSet::default());
+    }
+
+    #[cfg(not(target_arch = "wasm32"))]
+    mod properties {
+        use super::*;
+        use proptest::prelude::*;
+
+        proptest! {
+            #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+            /// The envelope with holds, counted when they are confirmed: in every window at most C + r·d.
+            #[test]
+            fn no_window_admits_more_whatever_is_held_and_given_back(
+                capacity in 1u64..12,
+                steps in prop::collection::vec((0u8..4, 1u64..4, 0u64..3_000_000), 1..80),
+            ) {
+                let limit = limit(capacity);
+                let (mut bytes, mut now) = (Vec::new(), NOW);
+                let (mut holds, mut admitted) = (Vec::new(), Vec::new());
+                for (action, cost, gap) in steps {
+                    now = now.plus(Micros::new(gap));
+                    let mut set = SlotSet::decode(&bytes, now).unwrap();
+                    let seat = set.seat(key(1), overflow(), &limit, now);
+                    let there = limit.check(&seat.balance, units(cost), now) == Verdict::Admit;
+                    match action {
+                        0 if there => {
+                            set.spend(seat, units(cost), &limit, now);
+                            admitted.push((now.count(), cost));
+                        }
+                        1 if there => holds.push((set.hold(seat, units(cost), &limit, now), cost, now)),
+                        // Decisions end within the life of a hold; older ones belong to a worker that died.
+                        2 | 3 => if let Some((hold, cost, since)) = holds.pop() {
+                            if action == 2 {
+                                set.give_back(hold, units(cost), &limit, now);
+                            } else if now.since(since) < HOLD_LIFE {
+                                set.confirm(hold, units(cost), &limit, now);
+                                admitted.push((now.count(), cost));
+                            }
+                        },
+                        _ => {}
+                    }
+                    bytes = set.encode();
+                }
+                for (from, (start, _)) in admitted.iter().enumerate() {
+                    let mut sum = 0;
+                    for (end, cost) in &admitted[from..] {
+                        sum += cost * 1_000_000;
+                        prop_assert!(sum <= capacity * 1_000_000 + (end - start), "{:?}", admitted);
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -51,7 +51,14 @@ impl TokenBucket {
     /// was there.
     #[must_use]
     pub fn refill(&self, stored: Option<Balance>, now: Micros) -> Balance {
-        let (capacity, period) = (self.capacity.count(), self.refill.period());
+        self.refill_beside(stored, now, 0)
+    }
+
+    /// The same for a bucket of which `held` units are out and may come back: it refills to the capacity less those,
+    /// so that what is there and what is out are never more than the capacity together.
+    #[must_use]
+    pub fn refill_beside(&self, stored: Option<Balance>, now: Micros, held: u64) -> Balance {
+        let (capacity, period) = (self.capacity.count().saturating_sub(held), self.refill.period());
         let Some(stored) = stored else {
             return Balance { tokens: capacity, fraction: 0, period, at: now };
         };
@@ -124,15 +131,6 @@ impl Balance {
     /// Takes `cost`, which [`TokenBucket::check`] admitted. A balance never goes below nothing.
     pub fn spend(&mut self, cost: Tokens) {
         self.tokens = self.tokens.saturating_sub(cost.count());
-    }
-
-    /// Gives `cost` back, up to the capacity: a request that was charged here was denied elsewhere.
-    pub fn give_back(&mut self, cost: Tokens, limit: &TokenBucket) {
-        self.tokens = self.tokens.saturating_add(cost.count());
-        if self.tokens >= limit.capacity.count() {
-            self.tokens = limit.capacity.count();
-            self.fraction = 0;
-        }
     }
 }
 

@@ -109,6 +109,7 @@ impl Worker {
             }
             None => self.give_up(&mut decision, FailCause::TooManyInFlight),
         };
+        self.metrics.outcome(&outcome);
         match outcome {
             Outcome::Admit(_) => progress.set(Progress::Admitted),
             Outcome::Reject(rejection) => {
@@ -120,10 +121,11 @@ impl Worker {
 
     /// A stream ended while it waited.
     pub(crate) fn left(&self, stream: u32) {
-        if self.pending.borrow_mut().remove(&stream).is_some() {
-            self.gather.borrow_mut().leave(stream);
-            self.metrics.client_left();
-        }
+        let Some(mut pending) = self.pending.borrow_mut().remove(&stream) else { return };
+        self.gather.borrow_mut().leave(stream);
+        self.metrics.client_left();
+        pending.decision.abandon();
+        self.advance(&mut pending.decision);
     }
 
     /// The root's turn: requests have joined.
@@ -249,6 +251,7 @@ impl Worker {
 
     /// Ends the wait of a request: it goes on or is answered, by the root for its stream.
     fn finish(&self, stream: u32, pending: &Pending, outcome: Outcome) {
+        self.metrics.outcome(&outcome);
         let there = host::act_for(stream);
         match outcome {
             Outcome::Admit(_) => {
@@ -293,7 +296,6 @@ impl Worker {
                     for contention in decision.take_contention() {
                         self.metrics.contention(contention);
                     }
-                    self.metrics.outcome(&outcome);
                     return Some(outcome);
                 }
             }

@@ -1,13 +1,16 @@
 //! Several local buckets, charged all or none, over compare-and-set.
 //!
-//! The round holds a goal (charge all, or only those that charge always) and what has been charged so far, and works
-//! off the difference, one set at a time. A lost race re-reads that set and checks again. So a denial that is found
-//! late, here or at the endpoint, needs no code of its own: the goal changes, and the same work gives back.
+//! The round has a goal and knows how far each charge is, and works off the difference, one set at a time. A lost race
+//! re-reads that set and checks again. So a denial that is found late, here or at the endpoint, needs no code of its
+//! own: the goal changes, and the same work gives back.
+//!
+//! What may still have to be given back is held, not spent (see [`crate::slots`]): a bucket must not fill up beside
+//! units that can come back to it.
 
 use super::Rejection;
 use crate::key::Digest;
 use crate::policy::{Charge, Policy, Sharing};
-use crate::slots::{SETS, Seat, SlotSet};
+use crate::slots::{Hold, SETS, SlotSet};
 use crate::token_bucket::{TokenBucket, Verdict};
 use crate::units::{Micros, Tokens};
 
@@ -47,8 +50,29 @@ pub(super) struct LocalCharge {
     /// Charged even when another policy denies.
     always: bool,
     verdict: Verdict,
-    /// Where it was charged, while it is.
-    spent: Option<Seat>,
+    state: State,
+}
+
+/// How far a charge is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing was taken, or it was given back.
+    Free,
+    /// Taken, until the decision is made.
+    Held(Hold),
+    /// Taken for good.
+    Spent,
+}
+
+/// What the round works towards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goal {
+    /// All charges taken, so that they can be given back.
+    Reserve,
+    /// All charges spent.
+    Charge,
+    /// All given back, but for those that are made always.
+    Release,
 }
 
 impl LocalCharge {
@@ -62,7 +86,7 @@ impl LocalCharge {
             set: SetId { sharing, index: charge.key.share(SETS) },
             always,
             verdict: Verdict::Admit,
-            spent: None,
+            state: State::Free,
         }
     }
 
@@ -79,7 +103,9 @@ pub(super) struct LocalRound {
     sets: Vec<(SetId, Option<Loaded>)>,
     /// Whether all charges were checked before any was made.
     checked: bool,
-    denied: bool,
+    goal: Goal,
+    /// Something outside this round decides after it: what is taken stays held until then.
+    tentative: bool,
     /// Could not be decided: no charge can be relied on.
     broken: bool,
     lost_races: u32,
@@ -99,8 +125,10 @@ struct Writing {
     set: SetId,
     bytes: Vec<u8>,
     version: Option<u32>,
-    /// The new `spent` of each charge it touches.
-    spent: Vec<(usize, Option<Seat>)>,
+    /// How far each charge that it touches will be.
+    states: Vec<(usize, State)>,
+    /// Whether it takes from an overflow bucket.
+    overflow: bool,
 }
 
 pub(super) enum Task {
@@ -110,7 +138,8 @@ pub(super) enum Task {
 }
 
 impl LocalRound {
-    pub(super) fn new(charges: Vec<LocalCharge>) -> Self {
+    /// `tentative`: whether [`confirm`](Self::confirm) or [`deny`](Self::deny) will follow once it has settled.
+    pub(super) fn new(charges: Vec<LocalCharge>, tentative: bool) -> Self {
         let mut sets: Vec<(SetId, Option<Loaded>)> = Vec::new();
         for charge in &charges {
             if sets.iter().all(|(set, _)| *set != charge.set) {
@@ -121,7 +150,8 @@ impl LocalRound {
             charges,
             sets,
             checked: false,
-            denied: false,
+            goal: Goal::Reserve,
+            tentative,
             broken: false,
             lost_races: 0,
             writing: None,
@@ -129,9 +159,14 @@ impl LocalRound {
         }
     }
 
-    /// From now on only charges that are made always stay.
+    /// The request goes on: what is held is spent.
+    pub(super) const fn confirm(&mut self) {
+        self.goal = Goal::Charge;
+    }
+
+    /// The request is rejected: only charges that are made always stay.
     pub(super) const fn deny(&mut self) {
-        self.denied = true;
+        self.goal = Goal::Release;
     }
 
     pub(super) fn take_contention(&mut self) -> Vec<Contention> {
@@ -158,7 +193,14 @@ impl LocalRound {
             }
             self.check_all(now);
         }
-        while let Some(id) = self.unsettled() {
+        loop {
+            let Some(id) = self.unsettled() else {
+                if self.goal == Goal::Reserve && !self.tentative {
+                    self.goal = Goal::Charge;
+                    continue;
+                }
+                return Task::Settled;
+            };
             let Some(loaded) = self.sets.iter().find(|(set, _)| *set == id).and_then(|(_, loaded)| loaded.as_ref())
             else {
                 return Task::Read(id);
@@ -170,7 +212,6 @@ impl LocalRound {
                 return task;
             }
         }
-        Task::Settled
     }
 
     pub(super) fn stored(&mut self, value: Option<(&[u8], u32)>, now: Micros) {
@@ -194,12 +235,12 @@ impl LocalRound {
             *place = None;
         }
         if done {
-            for (index, spent) in writing.spent {
-                if spent.as_ref().is_some_and(Seat::is_overflow) {
-                    self.contention.push(Contention::Overflow);
-                }
+            if writing.overflow {
+                self.contention.push(Contention::Overflow);
+            }
+            for (index, state) in writing.states {
                 if let Some(charge) = self.charges.get_mut(index) {
-                    charge.spent = spent;
+                    charge.state = state;
                 }
             }
             return;
@@ -210,14 +251,11 @@ impl LocalRound {
         }
     }
 
-    /// Decides nothing further. What was charged and cannot be given back stays spent: the safe side.
+    /// Decides nothing further. What was taken and cannot be given back stays spent: the safe side.
     fn give_up(&mut self, why: Contention) {
         self.contention.push(why);
         self.broken = true;
         self.checked = true;
-        for charge in &mut self.charges {
-            charge.spent = None;
-        }
     }
 
     /// Checks every charge against what was read, before anything is spent.
@@ -229,49 +267,72 @@ impl LocalRound {
                 charge.verdict = charge.limit.check(&seat.balance, charge.cost, now);
             }
         }
-        self.denied |= self.charges.iter().any(|charge| charge.verdict != Verdict::Admit);
+        if self.charges.iter().any(|charge| charge.verdict != Verdict::Admit) {
+            self.deny();
+        }
     }
 
-    fn wanted(&self, charge: &LocalCharge) -> bool {
-        charge.verdict == Verdict::Admit && (charge.always || !self.denied)
+    /// Whether a charge is as the goal has it.
+    fn is_settled(&self, charge: &LocalCharge) -> bool {
+        match (self.goal, charge.state) {
+            (Goal::Reserve, state) => state != State::Free,
+            (Goal::Charge, state) => state == State::Spent || charge.verdict != Verdict::Admit,
+            (Goal::Release, State::Held(_)) => false,
+            (Goal::Release, state) => state == State::Spent || !charge.always || charge.verdict != Verdict::Admit,
+        }
     }
 
-    /// A set in which something is still to be charged or given back.
+    /// A set in which something is still to be done.
     fn unsettled(&self) -> Option<SetId> {
         if self.broken {
             return None;
         }
-        self.charges.iter().find(|charge| self.wanted(charge) != charge.spent.is_some()).map(|charge| charge.set)
+        self.charges.iter().find(|charge| !self.is_settled(charge)).map(|charge| charge.set)
     }
 
-    /// The write that settles one set; `None` when nothing is left to write there.
+    /// The write that settles one set; `None` when a charge there is denied after all, which changes the goal.
     fn change(&mut self, id: SetId, mut set: SlotSet, version: Option<u32>, now: Micros) -> Option<Writing> {
-        let mut spent = Vec::new();
+        // The last set of a round that nothing follows needs no hold: with it the decision is made.
+        let last = !self.tentative && self.charges.iter().all(|charge| charge.set == id || self.is_settled(charge));
+        let (mut states, mut overflow) = (Vec::new(), false);
         for index in 0..self.charges.len() {
-            let Some(charge) = self.charges.get(index).filter(|charge| charge.set == id) else { continue };
-            match (&charge.spent, self.wanted(charge)) {
-                (None, true) => {
-                    let seat = set.seat(charge.key, charge.overflow, &charge.limit, now);
-                    let verdict = charge.limit.check(&seat.balance, charge.cost, now);
-                    if verdict == Verdict::Admit {
-                        set.spend(seat.clone(), charge.cost, &charge.limit, now);
-                        spent.push((index, Some(seat)));
-                        continue;
-                    }
-                    // Somebody else took the units since they were checked: start over with the new goal.
-                    if let Some(charge) = self.charges.get_mut(index) {
-                        charge.verdict = verdict;
-                    }
-                    self.denied = true;
-                    return None;
+            let Some(charge) = self.charges.get(index).filter(|charge| charge.set == id && !self.is_settled(charge))
+            else {
+                continue;
+            };
+            let (cost, limit) = (charge.cost, charge.limit);
+            let state = match charge.state {
+                State::Held(hold) if self.goal == Goal::Release => {
+                    set.give_back(hold, cost, &limit, now);
+                    // A charge that is made always is never held.
+                    State::Free
                 }
-                (Some(seat), false) => {
-                    set.give_back(seat, charge.cost, &charge.limit, now);
-                    spent.push((index, None));
+                State::Held(hold) => {
+                    set.confirm(hold, cost, &limit, now);
+                    State::Spent
                 }
-                _ => {}
-            }
+                State::Free | State::Spent => {
+                    let seat = set.seat(charge.key, charge.overflow, &limit, now);
+                    let verdict = limit.check(&seat.balance, cost, now);
+                    if verdict != Verdict::Admit {
+                        // Somebody else took the units since they were checked: start over with the new goal.
+                        if let Some(charge) = self.charges.get_mut(index) {
+                            charge.verdict = verdict;
+                        }
+                        self.deny();
+                        return None;
+                    }
+                    overflow |= seat.is_overflow();
+                    if charge.always || last {
+                        set.spend(seat, cost, &limit, now);
+                        State::Spent
+                    } else {
+                        State::Held(set.hold(seat, cost, &limit, now))
+                    }
+                }
+            };
+            states.push((index, state));
         }
-        (!spent.is_empty()).then(|| Writing { set: id, bytes: set.encode(), version, spent })
+        Some(Writing { set: id, bytes: set.encode(), version, states, overflow })
     }
 }

@@ -222,6 +222,43 @@ fn what_the_endpoint_denies_is_given_back_locally() {
 }
 
 #[test]
+fn what_comes_back_late_is_not_spent_on_top_of_the_refill() {
+    // Five requests hold all of a fast local bucket while they ask; it would be full again when they are rejected.
+    let set = read(
+        r#"{"endpoint":{"cluster":"c"},"routes":[{"name":"asks","path":"/asks"}],"policies":[
+            {"name":"local","scope":"local","limit":{"token_bucket":{"capacity":5,"refill":"100/s"}}},
+            {"name":"g","scope":"global","on_failure":"closed","match":{"routes":["asks"]},
+             "limit":{"token_bucket":{"capacity":5,"refill":"1/s"}}}]}"#,
+    );
+    let mut data = SharedData::default();
+    let mut asking: Vec<Decision> = (0..5).map(|_| Decision::new(set.plan(&Request::get("/asks")), &set)).collect();
+    assert!(asking.iter_mut().all(|decision| data.run(decision, &set, NOW) == Step::Ask));
+    let later = NOW.plus(Micros::from_millis(50));
+    let burst =
+        |data: &mut SharedData| (0..20).filter(|_| admitted(&data.decide(&Request::get("/"), &set, later))).count();
+    let before = burst(&mut data);
+    for mut decision in asking {
+        decision.failed(&set);
+        data.run(&mut decision, &set, later);
+    }
+    assert_eq!((before, burst(&mut data)), (0, 5));
+}
+
+#[test]
+fn a_request_that_goes_while_it_waits_leaves_no_hold_behind() {
+    let set = set(&[policy("local", "local", 3, ""), global("g", "\"closed\"")]);
+    let mut data = SharedData::default();
+    let mut gone = ask(&mut data, &set);
+    gone.abandon();
+    assert!(matches!(data.run(&mut gone, &set, NOW), Step::Done(_)));
+    let mut left = 0;
+    while data.run(&mut Decision::new(set.plan(&get("a")), &set), &set, NOW) == Step::Ask {
+        left += 1;
+    }
+    assert_eq!(left, 2, "its own unit is spent");
+}
+
+#[test]
 fn an_impossible_cost_outweighs_every_wait() {
     let set = set(&[global("g1", "\"open\""), global("g2", "\"open\"")]);
     let mut decision = ask(&mut SharedData::default(), &set);

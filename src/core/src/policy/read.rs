@@ -1,7 +1,9 @@
 //! From a [`Tree`] to a [`PolicySet`]: every field, its bounds, and what fits together.
 
 use super::node::{Fields, Issues, NAME_RULE, Node, PolicyErrors, is_name, unknown};
-use super::{Endpoint, FailMode, Identity, KeyPart, OnMissing, Policy, PolicySet, Route, RouteClass, Scope, Sharing};
+use super::{
+    Endpoint, FailMode, Identity, KeyPart, MAX_TIMEOUT, OnMissing, Policy, PolicySet, Route, RouteClass, Scope, Sharing,
+};
 use crate::facts::Source;
 use crate::key::HashKey;
 use crate::path::Template;
@@ -90,7 +92,7 @@ fn endpoint(node: &Node<'_>) -> Option<Endpoint> {
     // Envoy takes a timeout under 1 ms for none at all.
     let timeout = fields
         .get("timeout")
-        .map_or(Some(Micros::from_millis(50)), |node| node.duration(Micros::from_millis(1), Micros::from_secs(10)));
+        .map_or(Some(Micros::from_millis(50)), |node| node.duration(Micros::from_millis(1), MAX_TIMEOUT));
     let max_in_flight = fields.get("max_in_flight").map_or(Some(256), |node| node.whole(1, 65_536));
     Some(Endpoint { cluster: cluster?, timeout: timeout?, max_in_flight: u32::try_from(max_in_flight?).ok()? })
 }

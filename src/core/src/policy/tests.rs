@@ -101,6 +101,35 @@ fn a_request_is_charged_by_the_first_route_class_that_matches() {
 }
 
 #[test]
+fn a_path_that_can_be_read_in_two_ways_is_never_exempt_for_one_of_them() {
+    let text = with(r#""path": "/healthz""#, r#""path": "/static/**""#);
+    let set = read(&text);
+    let class = |path: &str| {
+        let plan = set.plan(&Request::get(path));
+        (set.route_name(plan.route).to_string(), plan.exempt)
+    };
+    assert_eq!(class("/static/a"), ("health".into(), true));
+    assert_eq!(class("/static/../v1/reports/7"), ("reports".into(), false));
+    for path in ["/static//../v1/reports/7", "/static/..;/v1/reports/7", "/v1/reports//../static/7"] {
+        assert!(!class(path).1, "{path}");
+    }
+    assert_eq!(class("/static//../v1/reports/7").0, "reports");
+    assert_eq!(class("/v1/reports/7/..;/../static/x"), ("other".into(), false));
+}
+
+#[test]
+fn an_address_in_a_header_is_not_that_address() {
+    let text = with(
+        r#"{"client_address": {"ipv6_prefix": 64}}"#,
+        r#"{"header": "x-tenant"}, {"header": "x-org"}, {"client_address": {}}"#,
+    );
+    let set = read(&text);
+    let get = || Request::get("/a").with_client("65.66.67.68:9");
+    assert_ne!(key(&set, &get(), "guard"), key(&set, &get().with("x-tenant", "ABCD"), "guard"));
+    assert_eq!(key(&set, &get().with("x-org", "o"), "guard"), key(&set, &get().with("x-tenant", "o"), "guard"));
+}
+
+#[test]
 fn a_policy_that_skips_requests_without_identity_says_so() {
     let set = read(FULL);
     let plan = set.plan(&Request::get("/v1/export"));

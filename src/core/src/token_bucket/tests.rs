@@ -165,12 +165,12 @@ fn the_bounds_hold_without_overflow() {
 }
 
 #[test]
-fn what_is_given_back_never_exceeds_the_capacity() {
-    let limit = limit(3, 1, Micros::from_secs(1));
+fn what_is_there_and_what_is_out_are_never_more_than_the_capacity() {
+    let limit = limit(5, 100, Micros::from_secs(1));
     let mut balance = limit.refill(None, Micros::ZERO);
-    balance.spend(Tokens::ONE);
-    balance.give_back(Tokens::new(2).unwrap(), &limit);
-    assert_eq!(balance.tokens, 3);
+    balance.spend(Tokens::new(3).unwrap());
+    assert_eq!(limit.refill_beside(Some(balance), Micros::from_secs(9), 3).tokens, 2);
+    assert_eq!(limit.refill_beside(Some(balance), Micros::from_secs(9), 0).tokens, 5);
 }
 
 #[cfg(not(target_arch = "wasm32"))]

@@ -1,5 +1,6 @@
 //! Budgets in Redis: one script call for each decision, so that a decision is atomic whoever else asks.
 
+use crate::throttle::Throttle;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{Client, ConnectionInfo, ErrorKind, Pipeline, RedisError, RedisResult, Script, ServerErrorKind};
 use std::time::Duration;
@@ -14,6 +15,7 @@ pub struct RedisStore {
     script: Script,
     timeout: Duration,
     address: String,
+    failures: Throttle,
 }
 
 impl RedisStore {
@@ -27,7 +29,7 @@ impl RedisStore {
             .set_connection_timeout(Some(Duration::from_secs(1).max(timeout)))
             .set_max_delay(Duration::from_secs(1));
         let connection = ConnectionManager::new_lazy_with_config(client, config).map_err(refused)?;
-        Ok(Self { connection, script: Script::new(SCRIPT), timeout, address })
+        Ok(Self { connection, script: Script::new(SCRIPT), timeout, address, failures: Throttle::default() })
     }
 
     pub fn describe(&self) -> String {
@@ -46,8 +48,18 @@ impl RedisStore {
     pub async fn admit(&self, decisions: &[DecisionRequest]) -> Vec<DecisionAnswer> {
         match timeout(self.timeout, self.call(decisions)).await {
             Ok(answers) => answers,
-            Err(_) => vec![DecisionAnswer::Failed(Failure::StoreTimeout); decisions.len()],
+            Err(_) => {
+                let failed = self.failed(Failure::StoreTimeout, &"no answer in time");
+                vec![failed; decisions.len()]
+            }
         }
+    }
+
+    fn failed(&self, failure: Failure, error: &dyn std::fmt::Display) -> DecisionAnswer {
+        if let Some(held_back) = self.failures.pass() {
+            warn!(%error, ?failure, held_back, "the store failed");
+        }
+        DecisionAnswer::Failed(failure)
     }
 
     /// All decisions in one pipeline, by the script's hash. Where the server does not know the script (it was
@@ -63,7 +75,31 @@ impl RedisStore {
                 replies[index] = reply;
             }
         }
-        replies.into_iter().zip(decisions).map(|(reply, decision)| answer(reply, decision)).collect()
+        replies.into_iter().zip(decisions).map(|(reply, decision)| self.answer(reply, decision)).collect()
+    }
+
+    /// What a script's reply means. Anything that is not a whole reply is a failure, never an admission.
+    fn answer(&self, reply: RedisResult<Vec<i64>>, decision: &DecisionRequest) -> DecisionAnswer {
+        let numbers = match reply {
+            Ok(numbers) => numbers,
+            Err(error) if error.is_timeout() => return self.failed(Failure::StoreTimeout, &error),
+            Err(error) if error.is_io_error() || error.is_connection_dropped() => {
+                return self.failed(Failure::StoreUnavailable, &error);
+            }
+            Err(error) => return self.failed(Failure::StoreError, &error),
+        };
+        let (charges, rest) = numbers.as_chunks::<3>();
+        if charges.len() != decision.charges.len() || !rest.is_empty() {
+            return self.failed(Failure::StoreError, &"a reply of another length");
+        }
+        let read: Option<Vec<Denied>> = charges.iter().map(|charge| read_charge(*charge)).collect();
+        match read {
+            None => self.failed(Failure::StoreError, &"a reply with numbers out of bounds"),
+            Some(read) if read.iter().all(|charge| charge.denied.is_none()) => {
+                DecisionAnswer::Admitted(read.iter().map(|charge| Admitted { remaining: charge.remaining }).collect())
+            }
+            Some(read) => DecisionAnswer::Denied(read),
+        }
     }
 
     async fn pipeline(
@@ -95,34 +131,6 @@ impl RedisStore {
 
 fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-/// What a script's reply means. Anything that is not a whole reply is a failure, never an admission.
-fn answer(reply: RedisResult<Vec<i64>>, decision: &DecisionRequest) -> DecisionAnswer {
-    let failed = |failure, error: &dyn std::fmt::Display| {
-        warn!(%error, "the store failed");
-        DecisionAnswer::Failed(failure)
-    };
-    let numbers = match reply {
-        Ok(numbers) => numbers,
-        Err(error) if error.is_timeout() => return failed(Failure::StoreTimeout, &error),
-        Err(error) if error.is_io_error() || error.is_connection_dropped() => {
-            return failed(Failure::StoreUnavailable, &error);
-        }
-        Err(error) => return failed(Failure::StoreError, &error),
-    };
-    let (charges, rest) = numbers.as_chunks::<3>();
-    if charges.len() != decision.charges.len() || !rest.is_empty() {
-        return failed(Failure::StoreError, &"a reply of another length");
-    }
-    let read: Option<Vec<Denied>> = charges.iter().map(|charge| read_charge(*charge)).collect();
-    match read {
-        None => failed(Failure::StoreError, &"a reply with numbers out of bounds"),
-        Some(read) if read.iter().all(|charge| charge.denied.is_none()) => {
-            DecisionAnswer::Admitted(read.iter().map(|charge| Admitted { remaining: charge.remaining }).collect())
-        }
-        Some(read) => DecisionAnswer::Denied(read),
-    }
 }
 
 fn read_charge([verdict, remaining, wait]: [i64; 3]) -> Option<Denied> {
