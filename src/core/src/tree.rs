@@ -229,13 +229,19 @@ mod protobuf {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::cast_possible_truncation)]
     use super::*;
     #[cfg(target_arch = "wasm32")]
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn bytes(field: u8, content: &[u8]) -> Vec<u8> {
-        let length = u8::try_from(content.len()).expect("short test message");
-        [&[field << 3 | 2, length], content].concat()
+        let (mut message, mut length) = (vec![field << 3 | 2], content.len());
+        while length >= 0x80 {
+            message.push(length as u8 | 0x80);
+            length >>= 7;
+        }
+        message.push(length as u8);
+        [&message, content].concat()
     }
 
     fn entry(key: &str, value: &[u8]) -> Vec<u8> {
@@ -285,13 +291,15 @@ mod tests {
             assert!(Tree::read(text.as_bytes()).is_err(), "{text:?}");
         }
         assert!(Tree::read("[".repeat(100_000).as_bytes()).is_err());
-        let mut deep = bytes(3, b"x");
-        for _ in 0..60 {
-            deep = bytes(5, &entry("", &deep));
-            if deep.len() > 120 {
-                break;
+        let deep = |levels: usize| {
+            let mut value = bytes(3, b"x");
+            for _ in 0..levels {
+                value = bytes(6, &bytes(1, &value));
             }
-        }
-        assert!(protobuf::read_struct(&entry("a", &deep)).is_some() || Tree::read(&deep).is_err());
+            Tree::read(&entry("a", &value))
+        };
+        assert!(deep(25).is_ok());
+        assert!(deep(50).is_err());
+        assert!(deep(10_000).is_err());
     }
 }

@@ -1,6 +1,7 @@
 #![allow(clippy::arithmetic_side_effects)]
 use super::*;
 use crate::facts::tests::Request;
+use crate::policy::Sharing;
 use crate::policy::tests::read;
 use crate::wire::{Admitted, Denied, Failure};
 use std::collections::BTreeMap;
@@ -93,6 +94,38 @@ fn a_local_policy_admits_its_capacity_for_each_key() {
     let mut data = SharedData::default();
     assert_eq!((0..5).filter(|_| admitted(&data.decide(&get("a"), &set, NOW))).count(), 3);
     assert_eq!((0..5).filter(|_| admitted(&data.decide(&get("b"), &set, NOW))).count(), 3);
+}
+
+#[test]
+fn a_bucket_is_shared_as_the_policy_says_and_an_emergency_bucket_by_the_whole_proxy() {
+    let reads = |set: &PolicySet, fails: bool| {
+        let mut decision = Decision::new(set.plan(&get("a")), set);
+        if fails {
+            assert_eq!(decision.step(set, NOW), Step::Ask);
+            decision.failed(set);
+        }
+        match decision.step(set, NOW) {
+            Step::Read(id) => id.sharing,
+            step => panic!("{step:?}"),
+        }
+    };
+    assert_eq!(reads(&set(&[policy("p", "local", 3, "")]), false), Sharing::Proxy);
+    assert_eq!(reads(&set(&[policy("p", "local", 3, r#","sharing":"worker""#)]), false), Sharing::Worker);
+    assert_eq!(reads(&set(&[global("g", EMERGENCY)]), true), Sharing::Proxy);
+}
+
+#[test]
+fn a_newcomer_to_a_full_set_is_counted() {
+    let set = set(&[policy("p", "local", 3, r#","key":["user"]"#)]);
+    let mut data = SharedData::default();
+    let mut overflows = 0;
+    // Many users: some set gets more than its four.
+    for user in 0..20_000 {
+        let mut decision = Decision::new(set.plan(&get(&user.to_string())), &set);
+        data.run(&mut decision, &set, NOW);
+        overflows += decision.take_contention().iter().filter(|one| **one == Contention::Overflow).count();
+    }
+    assert!(overflows > 0 && overflows < 5_000, "{overflows}");
 }
 
 #[test]

@@ -256,6 +256,10 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
         ("\"name\": \"export\"", "\"name\": \"other\"", "routes[2].name: `other` is the class"),
         ("\"/v1/export/**\"", "\"v1/export\"", "routes[2].path: a path template starts with '/'"),
         ("[\"GET\"]", "[\"get\"]", "routes[1].methods[0]: \"get\" is not a method"),
+        ("\"exempt\": true", "\"exempt\": true, \"cost\": 5", "routes[0].cost: an exempt route class costs nothing"),
+        ("[\"credential\", \"route\"]", "[\"route\", \"route\"]", "policies[2].key[1]: is in the key already"),
+        ("\"cluster\": \"tollgate\"", "\"cluster\": \"\"", "endpoint.cluster: must not be empty"),
+        ("\"client\": {\"sources\"", "\"credential\": {\"sources\"", "identities.credential: is there twice"),
         ("[\"GET\"]", "\"GET\"", "routes[1].methods: must be a list, not text"),
         ("\"exempt\": true", "\"exempt\": \"true\"", "routes[0].exempt: must be true without quotes"),
         (
@@ -290,6 +294,50 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
         let found = errors(&with(from, to));
         assert!(found.contains(expected), "{from} -> {to}\n  expected {expected}\n  found    {found}");
     }
+}
+
+#[test]
+fn the_size_of_a_configuration_is_bounded() {
+    let policy = |n: usize| {
+        format!(r#"{{"name":"p{n}","scope":"local","limit":{{"token_bucket":{{"capacity":5,"refill":"1/s"}}}}}}"#)
+    };
+    let many = |count: usize, one: &dyn Fn(usize) -> String| (0..count).map(one).collect::<Vec<_>>().join(",");
+    let policies = |count: usize| format!(r#"{{"policies":[{}]}}"#, many(count, &policy));
+    assert_eq!(read(&policies(64)).policies().len(), 64);
+    assert_eq!(errors(&policies(65)), "policies: must have at most 64 items, has 65");
+    let route = |n: usize| format!(r#"{{"name":"r{n}","path":"/{n}"}}"#);
+    let routes = |count: usize| format!(r#"{{"routes":[{}],"policies":[{}]}}"#, many(count, &route), policy(0));
+    read(&routes(1024));
+    assert_eq!(errors(&routes(1025)), "routes[1024]: there can be at most 1024 route classes");
+    let identity = |n: usize| format!(r#""i{n}":{{"sources":[{{"header":"x"}}]}}"#);
+    let identities = |count: usize| {
+        let (identities, policy) = (many(count, &identity), policy(0));
+        format!(r#"{{"hash_key":{{"value":"{SECRET}"}},"identities":{{{identities}}},"policies":[{policy}]}}"#)
+    };
+    read(&identities(32));
+    assert_eq!(errors(&identities(33)), "identities: must have at most 32 identities, has 33");
+}
+
+#[test]
+fn two_policies_and_two_identities_never_share_a_bucket() {
+    let set = |identity: &str| {
+        let policy = |name: &str| {
+            format!(
+                r#"{{"name":"{name}","scope":"local","key":["{identity}"],"limit":{{"token_bucket":{{"capacity":5,"refill":"1/s"}}}}}}"#
+            )
+        };
+        read(&format!(
+            r#"{{"hash_key":{{"value":"{SECRET}"}},"identities":{{"a":{{"sources":[{{"header":"x"}}]}},"b":{{"sources":[{{"header":"x"}}]}}}},
+                "policies":[{},{}]}}"#,
+            policy("p"),
+            policy("q")
+        ))
+    };
+    let (a, b) = (set("a"), set("b"));
+    let request = Request::get("/").with("x", "1");
+    assert_ne!(key(&a, &request, "p"), key(&a, &request, "q"));
+    assert_ne!(key(&a, &request, "p"), key(&b, &request, "p"));
+    assert_ne!(a.policies()[0].overflow(), a.policies()[1].overflow());
 }
 
 #[test]

@@ -100,6 +100,27 @@ fn a_clock_fault_locks_nobody_out() {
 }
 
 #[test]
+fn a_clock_a_minute_behind_is_believed_and_one_further_behind_is_not() {
+    let limit = limit(5, 1, Micros::from_secs(1));
+    let stored = Balance { tokens: 0, fraction: 0, period: 1_000_000, at: Micros::from_secs(100) };
+    let within = limit.refill(Some(stored), Micros::from_secs(40));
+    assert_eq!(within.at, stored.at);
+    assert!(!TokenBucket::mended(&stored, &within));
+    let beyond = limit.refill(Some(stored), Micros::new(40 * SECOND - 1));
+    assert_eq!(beyond.at, Micros::new(40 * SECOND - 1));
+    assert!(TokenBucket::mended(&stored, &beyond), "a denial stores the new anchor too");
+}
+
+#[test]
+fn a_denial_stores_only_what_was_mended() {
+    let stored = Balance { tokens: 4, fraction: 0, period: 1_000_000, at: Micros::from_secs(100) };
+    let same = limit(5, 1, Micros::from_secs(1));
+    assert!(!TokenBucket::mended(&stored, &same.refill(Some(stored), Micros::from_secs(200))));
+    let lower = limit(3, 1, Micros::from_secs(1));
+    assert!(TokenBucket::mended(&stored, &lower.refill(Some(stored), Micros::from_secs(200))));
+}
+
+#[test]
 fn a_jump_forward_fills_the_bucket_and_no_more() {
     // F28
     let mut bucket = Bucket::new(limit(1_000_000, 1_000_000, Micros::from_secs(1)));
