@@ -16,10 +16,10 @@ mod tests;
 
 pub use local::{Contention, SetId};
 
+use crate::limit::Verdict;
 use crate::policy::{FailMode, Plan, PolicySet, Scope};
-use crate::token_bucket::Verdict;
 use crate::units::Micros;
-use crate::wire::{BucketSpec, ChargeRequest, Cost, DecisionAnswer, DecisionRequest, Denial};
+use crate::wire::{ChargeRequest, Cost, DecisionAnswer, DecisionRequest, Denial};
 use local::{LocalCharge, LocalRound, Task};
 
 /// What the host is to do next.
@@ -150,8 +150,8 @@ impl Decision {
     pub fn new(plan: Plan, set: &PolicySet) -> Self {
         let charges = plan.charges.iter().filter_map(|charge| {
             let policy = set.policy(charge.policy)?;
-            let Scope::Local { sharing, charge_always } = policy.scope else { return None };
-            Some(LocalCharge::new(charge, policy, policy.limit, sharing, charge_always))
+            let Scope::Local { limit, sharing, charge_always } = policy.scope else { return None };
+            Some(LocalCharge::new(charge, policy, limit, sharing, charge_always))
         });
         let charges = charges.collect();
         let asks = plan
@@ -212,7 +212,7 @@ impl Decision {
             key: charge.key,
             group: charge.group,
             cost: Cost(charge.cost),
-            token_bucket: BucketSpec(policy.limit),
+            limit: policy.scope.limit(),
         });
         DecisionRequest { charges: charges.collect() }
     }
@@ -335,7 +335,7 @@ impl Decision {
         self.plan.charges.iter().filter_map(|charge| {
             let policy = set.policy(charge.policy)?;
             match policy.scope {
-                Scope::Global { on_failure } => Some((charge, policy, on_failure)),
+                Scope::Global { on_failure, .. } => Some((charge, policy, on_failure)),
                 Scope::Local { .. } => None,
             }
         })

@@ -9,8 +9,8 @@ pub use node::{Issue, PolicyErrors, is_name};
 
 use crate::facts::{Facts, Source, Value};
 use crate::key::{Digest, HashKey};
+use crate::limit::{Limit, TokenBucket};
 use crate::path::{NormalPath, Template};
-use crate::token_bucket::TokenBucket;
 use crate::units::{Micros, Tokens};
 
 /// The longest that a request may wait for the endpoint.
@@ -63,9 +63,7 @@ struct RouteClass {
 pub struct Policy {
     /// Unique in its set; shown to callers, used in metrics and Redis keys.
     pub name: String,
-    /// How much.
-    pub limit: TokenBucket,
-    /// Where it is enforced.
+    /// Where it is enforced, and how much.
     pub scope: Scope,
     key: Vec<KeyPart>,
     on_missing: OnMissing,
@@ -79,6 +77,8 @@ pub struct Policy {
 pub enum Scope {
     /// In this proxy alone.
     Local {
+        /// How much. A proxy keeps token buckets.
+        limit: TokenBucket,
         /// Which requests share one bucket.
         sharing: Sharing,
         /// Whether a request that another policy rejects is charged here all the same.
@@ -86,9 +86,22 @@ pub enum Scope {
     },
     /// Over all proxies, by the token endpoint.
     Global {
+        /// How much.
+        limit: Limit,
         /// What happens when the endpoint cannot say.
         on_failure: FailMode,
     },
+}
+
+impl Scope {
+    /// How much.
+    #[must_use]
+    pub const fn limit(&self) -> Limit {
+        match self {
+            Self::Local { limit, .. } => Limit::TokenBucket(*limit),
+            Self::Global { limit, .. } => *limit,
+        }
+    }
 }
 
 /// Which requests share a local bucket.
@@ -241,6 +254,8 @@ impl PolicySet {
     fn keys(&self, policy: &Policy, values: &[Option<Value>], route: Route) -> (Digest, Digest) {
         let mut key = self.hash_key.digest("key");
         key.part(policy.name.as_bytes());
+        // What one algorithm has stored means nothing to another.
+        key.part(policy.scope.limit().algorithm().as_bytes());
         let mut group = None;
         for part in &policy.key {
             match part {

@@ -7,7 +7,7 @@
 //! free way starts from what the overflow bucket has left, so moving never mints units.
 
 use crate::key::Digest;
-use crate::token_bucket::{Balance, TokenBucket};
+use crate::limit::{Algorithm, Balance, TokenBucket};
 use crate::units::{Micros, Tokens};
 
 /// Sets in a table.
@@ -128,13 +128,13 @@ impl SlotSet {
         let (key, is_overflow) = if free { (key, false) } else { (overflow, true) };
         match self.find(overflow, true) {
             Some(shared) => Seat { key, overflow: is_overflow, ..shared.seat(limit, now) },
-            None => Seat { key, overflow: is_overflow, held: Held::default(), balance: limit.refill(None, now) },
+            None => Seat { key, overflow: is_overflow, held: Held::default(), balance: limit.advance(None, now) },
         }
     }
 
     /// Takes `cost` from a seat of this set, for good.
     pub fn spend(&mut self, mut seat: Seat, cost: Tokens, limit: &TokenBucket, now: Micros) {
-        seat.balance.spend(cost);
+        limit.spend(&mut seat.balance, cost, now);
         self.put(seat, limit, now);
     }
 
@@ -143,7 +143,7 @@ impl SlotSet {
     #[must_use]
     pub fn hold(&mut self, mut seat: Seat, cost: Tokens, limit: &TokenBucket, now: Micros) -> Hold {
         let hold = Hold { key: seat.key, overflow: seat.overflow, generation: generation(now) };
-        seat.balance.spend(cost);
+        limit.spend(&mut seat.balance, cost, now);
         seat.held.current = seat.held.current.saturating_add(cost.count());
         self.put(seat, limit, now);
         hold
@@ -266,7 +266,7 @@ mod tests {
     #![allow(clippy::arithmetic_side_effects)]
     use super::*;
     use crate::key::HashKey;
-    use crate::token_bucket::Verdict;
+    use crate::limit::Verdict;
     use crate::units::RefillRate;
     #[cfg(target_arch = "wasm32")]
     use wasm_bindgen_test::wasm_bindgen_test as test;

@@ -4,8 +4,8 @@
 //! in the same order. Unknown fields are ignored on both sides, so that either can be upgraded first.
 
 use crate::key::Digest;
-use crate::token_bucket::TokenBucket;
-use crate::units::{MAX_TOKENS, Micros, RefillRate, Tokens};
+use crate::limit::{FixedWindow, Gcra, Limit, MAX_LOG, SlidingLog, SlidingWindow, TokenBucket};
+use crate::units::{MAX_PERIOD, MAX_TOKENS, Micros, RefillRate, Tokens};
 use serde::{Deserialize, Serialize};
 
 /// Where decisions are asked for.
@@ -36,6 +36,7 @@ pub struct DecisionRequest {
 
 /// One bucket, its limit, and what to take from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "RawCharge", into = "RawCharge")]
 pub struct ChargeRequest {
     /// The policy's name: 1 to 64 letters, digits, `_`, `-` or `.`.
     pub policy: String,
@@ -45,8 +46,27 @@ pub struct ChargeRequest {
     pub group: Digest,
     /// Units to take: 1 to 999 999 999 999.
     pub cost: Cost,
-    /// The limit.
-    pub token_bucket: BucketSpec,
+    /// The limit, in a field that is named after its algorithm.
+    pub limit: Limit,
+}
+
+/// A charge as it is written: exactly one of the limits.
+#[derive(Serialize, Deserialize)]
+struct RawCharge {
+    policy: String,
+    key: Digest,
+    group: Digest,
+    cost: Cost,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    token_bucket: Option<BucketSpec>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gcra: Option<BucketSpec>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fixed_window: Option<WindowSpec>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sliding_window: Option<WindowSpec>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sliding_log: Option<WindowSpec>,
 }
 
 /// A cost on the wire.
@@ -54,16 +74,30 @@ pub struct ChargeRequest {
 #[serde(try_from = "u64", into = "u64")]
 pub struct Cost(pub Tokens);
 
-/// A token bucket on the wire: `{"capacity":20,"refill":5,"per_us":1000000}`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The numbers of a token bucket or of a GCRA: `{"capacity":20,"refill":5,"per_us":1000000}`.
+#[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "RawBucket", into = "RawBucket")]
-pub struct BucketSpec(pub TokenBucket);
+struct BucketSpec(TokenBucket);
 
 #[derive(Serialize, Deserialize)]
 struct RawBucket {
     capacity: u64,
     refill: u64,
     per_us: u64,
+}
+
+/// The numbers of a window: `{"capacity":100,"window_us":60000000}`.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(try_from = "RawWindow", into = "RawWindow")]
+struct WindowSpec {
+    capacity: Tokens,
+    window: Micros,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RawWindow {
+    capacity: u64,
+    window_us: u64,
 }
 
 /// One result for each decision, in the order they were asked for.
@@ -183,6 +217,90 @@ impl From<BucketSpec> for RawBucket {
     }
 }
 
+impl TryFrom<RawWindow> for WindowSpec {
+    type Error = String;
+
+    fn try_from(raw: RawWindow) -> Result<Self, String> {
+        let capacity = tokens(raw.capacity).map_err(|error| format!("capacity {error}"))?;
+        if !(1..=MAX_PERIOD).contains(&raw.window_us) {
+            return Err(format!("window_us must be between 1 and {MAX_PERIOD}, is {}", raw.window_us));
+        }
+        Ok(Self { capacity, window: Micros::new(raw.window_us) })
+    }
+}
+
+impl From<WindowSpec> for RawWindow {
+    fn from(spec: WindowSpec) -> Self {
+        Self { capacity: spec.capacity.count(), window_us: spec.window.count() }
+    }
+}
+
+impl TryFrom<RawCharge> for ChargeRequest {
+    type Error = String;
+
+    fn try_from(raw: RawCharge) -> Result<Self, String> {
+        let RawCharge { token_bucket, gcra, fixed_window, sliding_window, sliding_log, .. } = raw;
+        let limit = match (token_bucket, gcra, fixed_window, sliding_window, sliding_log) {
+            (Some(spec), None, None, None, None) => Limit::TokenBucket(spec.0),
+            (None, Some(spec), None, None, None) => Limit::Gcra(Gcra { burst: spec.0.capacity, rate: spec.0.refill }),
+            (None, None, Some(WindowSpec { capacity, window }), None, None) => {
+                Limit::FixedWindow(FixedWindow { capacity, window })
+            }
+            (None, None, None, Some(WindowSpec { capacity, window }), None) => {
+                Limit::SlidingWindow(SlidingWindow { capacity, window })
+            }
+            (None, None, None, None, Some(WindowSpec { capacity, window })) => {
+                if capacity.count() > MAX_LOG {
+                    return Err(format!(
+                        "sliding_log: capacity must be between 1 and {MAX_LOG}, is {}",
+                        capacity.count()
+                    ));
+                }
+                Limit::SlidingLog(SlidingLog { capacity, window })
+            }
+            _ => {
+                return Err("a charge must have exactly one of the limits token_bucket, gcra, fixed_window, \
+                            sliding_window and sliding_log"
+                    .into());
+            }
+        };
+        Ok(Self { policy: raw.policy, key: raw.key, group: raw.group, cost: raw.cost, limit })
+    }
+}
+
+impl From<ChargeRequest> for RawCharge {
+    fn from(charge: ChargeRequest) -> Self {
+        let ChargeRequest { policy, key, group, cost, limit } = charge;
+        let mut raw = Self {
+            policy,
+            key,
+            group,
+            cost,
+            token_bucket: None,
+            gcra: None,
+            fixed_window: None,
+            sliding_window: None,
+            sliding_log: None,
+        };
+        match limit {
+            Limit::TokenBucket(limit) => raw.token_bucket = Some(BucketSpec(limit)),
+            Limit::Gcra(Gcra { burst, rate }) => {
+                raw.gcra = Some(BucketSpec(TokenBucket { capacity: burst, refill: rate }));
+            }
+            Limit::FixedWindow(FixedWindow { capacity, window }) => {
+                raw.fixed_window = Some(WindowSpec { capacity, window });
+            }
+            Limit::SlidingWindow(SlidingWindow { capacity, window }) => {
+                raw.sliding_window = Some(WindowSpec { capacity, window });
+            }
+            Limit::SlidingLog(SlidingLog { capacity, window }) => {
+                raw.sliding_log = Some(WindowSpec { capacity, window });
+            }
+        }
+        raw
+    }
+}
+
 fn tokens(count: u64) -> Result<Tokens, String> {
     Tokens::new(count).ok_or_else(|| format!("must be between 1 and {MAX_TOKENS}, is {count}"))
 }
@@ -202,7 +320,33 @@ mod tests {
         let request: AdmitRequest = serde_json::from_str(&text).unwrap();
         let again: AdmitRequest = serde_json::from_slice(&serde_json::to_vec(&request).unwrap()).unwrap();
         assert_eq!(request, again);
-        assert_eq!(request.decisions[0].charges[0].token_bucket.0.refill.period(), 200_000);
+        let Limit::TokenBucket(limit) = request.decisions[0].charges[0].limit else { panic!("a token bucket") };
+        assert_eq!(limit.refill.period(), 200_000);
+    }
+
+    #[test]
+    fn every_limit_goes_there_and_back_and_a_charge_has_one() {
+        let bucket = r#""token_bucket":{"capacity":20,"refill":5,"per_us":1000000}"#;
+        for limit in [
+            r#""gcra":{"capacity":20,"refill":1,"per_us":200000}"#,
+            r#""fixed_window":{"capacity":100,"window_us":60000000}"#,
+            r#""sliding_window":{"capacity":100,"window_us":60000000}"#,
+            r#""sliding_log":{"capacity":1000,"window_us":60000000}"#,
+        ] {
+            let charge: ChargeRequest = serde_json::from_str(&CHARGE.replace(bucket, limit)).unwrap();
+            assert!(serde_json::to_string(&charge).unwrap().ends_with(&format!("{limit}}}")), "{limit}");
+            let both = CHARGE.replace(bucket, &format!("{bucket},{limit}"));
+            assert!(serde_json::from_str::<ChargeRequest>(&both).unwrap_err().to_string().contains("exactly one"));
+        }
+        for wrong in [
+            r#""sliding_log":{"capacity":1001,"window_us":60000000}"#,
+            r#""fixed_window":{"capacity":100,"window_us":0}"#,
+            r#""fixed_window":{"capacity":0,"window_us":60000000}"#,
+            r#""fixed_window":{"capacity":1,"window_us":2592000000001}"#,
+            r#""leaky":{}"#,
+        ] {
+            assert!(serde_json::from_str::<ChargeRequest>(&CHARGE.replace(bucket, wrong)).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -79,7 +79,76 @@ suite!(
     a_lower_capacity_applies_at_once,
     policies_groups_and_keys_are_apart,
     the_largest_numbers_are_exact,
+    every_limit_admits_its_capacity_and_says_when_to_come_back,
+    limits_of_any_mix_are_charged_all_or_none,
+    what_another_algorithm_has_stored_is_a_failure_and_no_pass,
 );
+
+/// A charge on a limit of each algorithm, `capacity` units in an hour.
+fn of_each_algorithm(name: u64, cost: u64, capacity: u64) -> Vec<Value> {
+    let rate = json!({"capacity": capacity, "refill": capacity, "per_us": 3_600_000_000_u64});
+    let window = json!({"capacity": capacity, "window_us": 3_600_000_000_u64});
+    let limits = [
+        ("token_bucket", &rate),
+        ("gcra", &rate),
+        ("fixed_window", &window),
+        ("sliding_window", &window),
+        ("sliding_log", &window),
+    ];
+    let charge = |(number, (algorithm, limit)): (u64, (&str, &Value))| {
+        let mut charge = charge(100 * name + number, cost, 1, 0);
+        charge.as_object_mut().expect("a map").remove("token_bucket");
+        charge[algorithm] = limit.clone();
+        charge
+    };
+    (0..).zip(limits).map(charge).collect()
+}
+
+async fn every_limit_admits_its_capacity_and_says_when_to_come_back(store: Store) {
+    for charge in of_each_algorithm(1, 2, 20) {
+        let answers = store.ask(&vec![json!({"charges": [charge]}); 12]).await;
+        let remaining: Vec<u64> = answers
+            .iter()
+            .filter_map(|answer| match answer {
+                DecisionAnswer::Admitted(charges) => Some(charges[0].remaining),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(remaining, (0..10).rev().map(|left| 2 * left).collect::<Vec<u64>>(), "{charge}");
+        let wait = wait(&answers[11]);
+        assert!(wait > Micros::ZERO && wait <= Micros::from_secs(7200), "{wait}: {charge}");
+    }
+}
+
+async fn limits_of_any_mix_are_charged_all_or_none(store: Store) {
+    let all = |cost| of_each_algorithm(1, cost, 10);
+    assert!(is_admitted(&store.one(&all(4)).await));
+    for denying in 0..5 {
+        // One of them has less left than the others.
+        let mut charges = all(2);
+        charges[denying]["cost"] = json!(7);
+        let DecisionAnswer::Denied(denied) = store.one(&charges).await else { panic!("denied") };
+        let denials: Vec<bool> = denied.iter().map(|charge| charge.denied.is_some()).collect();
+        assert_eq!(denials, (0..5).map(|number| number == denying).collect::<Vec<bool>>());
+    }
+    assert!(is_admitted(&store.one(&all(6)).await), "nothing was spent");
+}
+
+async fn what_another_algorithm_has_stored_is_a_failure_and_no_pass(store: Store) {
+    for charge in of_each_algorithm(1, 1, 10) {
+        assert!(is_admitted(&store.one(&[charge]).await));
+    }
+    for stored in 0..5 {
+        for asked in (0..5).filter(|asked| *asked != stored) {
+            let mut charge = of_each_algorithm(1, 1, 10).swap_remove(asked);
+            for name in ["key", "group"] {
+                charge[name] = json!(format!("{:032x}", 100 + stored));
+            }
+            let answer = store.one(&[charge]).await;
+            assert!(matches!(answer, DecisionAnswer::Failed(_)), "{asked} on {stored}: {answer:?}");
+        }
+    }
+}
 
 async fn a_new_bucket_is_full(store: Store) {
     let answers = store.ask(&vec![json!({"charges": [charge(1, 1, 20, 0)]}); 25]).await;
@@ -222,12 +291,28 @@ async fn every_key_in_redis_expires_when_its_bucket_would_be_full() {
 }
 
 #[tokio::test]
+async fn every_kind_of_key_in_redis_expires() {
+    let store = Store::redis().await;
+    let redis = store.redis.as_ref().expect("Redis");
+    for charge in of_each_algorithm(1, 3, 10) {
+        assert!(is_admitted(&store.one(&[charge]).await));
+    }
+    let mut connection = redis.connect().await;
+    let keys = redis.keys().await;
+    assert_eq!(keys.len(), 5);
+    for key in keys {
+        let left: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.expect("a time to live");
+        assert!((1..=7_201_000).contains(&left), "{key} lives for {left} ms");
+    }
+}
+
+#[tokio::test]
 async fn a_key_without_a_time_to_live_gets_one() {
     let store = Store::redis().await;
     let redis = store.redis.as_ref().expect("Redis");
     let key = format!("tollgate:{{{:032x}}}:p:{:032x}", 1, 1);
     let mut connection = redis.connect().await;
-    redis::cmd("SET").arg(&key).arg("0:0:1000000:1000000").query_async::<()>(&mut connection).await.expect("a write");
+    redis::cmd("SET").arg(&key).arg("b:0:0:1000000:1000000").query_async::<()>(&mut connection).await.expect("a write");
     assert!(is_admitted(&store.one(&[charge(1, 1, 10, 1)]).await));
     let left: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.expect("a time to live");
     assert!(left > 0, "{left}");

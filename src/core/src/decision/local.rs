@@ -9,9 +9,9 @@
 
 use super::Rejection;
 use crate::key::Digest;
+use crate::limit::{Algorithm, TokenBucket, Verdict};
 use crate::policy::{Charge, Policy, Sharing};
 use crate::slots::{Hold, SETS, SlotSet};
-use crate::token_bucket::{TokenBucket, Verdict};
 use crate::units::{Micros, Tokens};
 
 /// How often one round may lose a race before it gives up. Each loss means that another request was decided.

@@ -6,10 +6,10 @@ use super::{
 };
 use crate::facts::Source;
 use crate::key::HashKey;
+use crate::limit::{FixedWindow, Gcra, Limit, MAX_LOG, SlidingLog, SlidingWindow, TokenBucket};
 use crate::path::Template;
-use crate::token_bucket::TokenBucket;
 use crate::tree::Tree;
-use crate::units::{MAX_TOKENS, Micros, RefillRate, Tokens};
+use crate::units::{MAX_PERIOD, MAX_TOKENS, Micros, RefillRate, Tokens};
 
 /// Bounds on the size of a configuration, so that no request's work grows without one.
 const MAX_IDENTITIES: usize = 32;
@@ -220,7 +220,6 @@ fn policy(node: &Node<'_>, earlier: &[Policy], names: &Names<'_>, hash_key: &Has
         }
         Some(name)
     });
-    let scope = scope(&fields);
     let routes = match fields.get("match") {
         None => Some(None),
         Some(node) => match_routes(&node, names).map(Some),
@@ -230,23 +229,22 @@ fn policy(node: &Node<'_>, earlier: &[Policy], names: &Names<'_>, hash_key: &Has
         Some(node) => node.list().map(|list| key_parts(&list, names)),
     };
     let limit_node = fields.required("limit", "such as {token_bucket: {capacity: 20, refill: 5/s}}");
-    let limit = limit_node.as_ref().and_then(limit);
+    let scope = scope(&fields, limit_node.as_ref());
     let on_missing = fields.get("on_missing").map_or(Some(OnMissing::Anonymous), |node| {
         node.word(&[("anonymous", OnMissing::Anonymous), ("skip", OnMissing::Skip)])
     });
-    if let (Some(routes), Some(node), Some(limit)) = (&routes, &limit_node, &limit) {
-        check_costs(node, limit, routes.as_deref(), names);
-        if let Some(Scope::Global { on_failure: FailMode::Local(emergency) }) = &scope
+    if let (Some(routes), Some(node), Some(scope)) = (&routes, &limit_node, &scope) {
+        check_costs(node, scope.limit().capacity(), routes.as_deref(), names);
+        if let Scope::Global { on_failure: FailMode::Local(emergency), .. } = scope
             && let Some(node) = fields.get("on_failure")
         {
-            check_costs(&node, emergency, routes.as_deref(), names);
+            check_costs(&node, emergency.capacity, routes.as_deref(), names);
         }
     }
     let mut overflow = hash_key.digest("overflow");
     overflow.part(name?.as_bytes());
     Some(Policy {
         name: name?.into(),
-        limit: limit?,
         scope: scope?,
         key: key?,
         on_missing: on_missing?,
@@ -261,7 +259,7 @@ enum Place {
     Global,
 }
 
-fn scope(fields: &Fields<'_>) -> Option<Scope> {
+fn scope(fields: &Fields<'_>, limit_node: Option<&Node<'_>>) -> Option<Scope> {
     let place = fields
         .required("scope", "local (in this proxy) or global (over all proxies)")?
         .word(&[("local", Place::Local), ("global", Place::Global)])?;
@@ -279,7 +277,8 @@ fn scope(fields: &Fields<'_>) -> Option<Scope> {
             });
             let charge_always =
                 fields.get("charge").map_or(Some(false), |node| node.word(&[("admitted", false), ("always", true)]));
-            Some(Scope::Local { sharing: sharing?, charge_always: charge_always? })
+            let limit = limit_node.and_then(|node| token_bucket_limit(node, "a policy of scope local"));
+            Some(Scope::Local { limit: limit?, sharing: sharing?, charge_always: charge_always? })
         }
         Place::Global => {
             belongs("sharing", "local");
@@ -290,7 +289,8 @@ fn scope(fields: &Fields<'_>) -> Option<Scope> {
             let purpose = "what happens when the endpoint cannot say: open (admit), closed (503), \
                            or {local: {token_bucket: …}} (an emergency budget in each proxy)";
             let on_failure = fields.required("on_failure", purpose).and_then(|node| fail_mode(&node));
-            Some(Scope::Global { on_failure: on_failure? })
+            let limit = limit_node.and_then(limit);
+            Some(Scope::Global { limit: limit?, on_failure: on_failure? })
         }
     }
 }
@@ -308,15 +308,55 @@ fn fail_mode(node: &Node<'_>) -> Option<FailMode> {
         };
     }
     let (_, value) = node.choice(&["local"])?;
-    limit(&value).map(FailMode::Local)
+    token_bucket_limit(&value, "an emergency budget").map(FailMode::Local)
 }
 
-fn limit(node: &Node<'_>) -> Option<TokenBucket> {
-    let (_, value) = node.choice(&["token_bucket"])?;
-    let fields = value.fields(&["capacity", "refill"])?;
-    let capacity = fields.required("capacity", "the most units at once").and_then(|node| tokens(&node));
-    let refill = fields.required("refill", "how fast units come back, such as 5/s").and_then(|node| refill(&node));
-    Some(TokenBucket { capacity: capacity?, refill: refill? })
+/// A limit that a proxy keeps by itself.
+fn token_bucket_limit(node: &Node<'_>, whose: &str) -> Option<TokenBucket> {
+    match limit(node)? {
+        Limit::TokenBucket(limit) => Some(limit),
+        other => node.refuse(format!("{whose} has a token_bucket; a {} is kept by the endpoint", other.algorithm())),
+    }
+}
+
+fn limit(node: &Node<'_>) -> Option<Limit> {
+    const ALGORITHMS: &[&str] = &["token_bucket", "gcra", "fixed_window", "sliding_window", "sliding_log"];
+    let (algorithm, value) = node.choice(ALGORITHMS)?;
+    match algorithm {
+        "token_bucket" => {
+            let fields = value.fields(&["capacity", "refill"])?;
+            let (capacity, refill) = (capacity(&fields, MAX_TOKENS), rate(&fields, "refill"));
+            Some(Limit::TokenBucket(TokenBucket { capacity: capacity?, refill: refill? }))
+        }
+        "gcra" => {
+            let fields = value.fields(&["burst", "rate"])?;
+            let burst = fields.required("burst", "the most units at once").and_then(|node| tokens(&node));
+            let rate = rate(&fields, "rate");
+            Some(Limit::Gcra(Gcra { burst: burst?, rate: rate? }))
+        }
+        _ => {
+            let fields = value.fields(&["capacity", "window"])?;
+            let most = if algorithm == "sliding_log" { MAX_LOG } else { MAX_TOKENS };
+            let capacity = capacity(&fields, most);
+            let window = fields
+                .required("window", "how long a window is, such as 1m")
+                .and_then(|node| node.duration(Micros::from_millis(1), Micros::new(MAX_PERIOD)));
+            let (capacity, window) = (capacity?, window?);
+            Some(match algorithm {
+                "fixed_window" => Limit::FixedWindow(FixedWindow { capacity, window }),
+                "sliding_window" => Limit::SlidingWindow(SlidingWindow { capacity, window }),
+                _ => Limit::SlidingLog(SlidingLog { capacity, window }),
+            })
+        }
+    }
+}
+
+fn capacity(fields: &Fields<'_>, most: u64) -> Option<Tokens> {
+    fields.required("capacity", "the most units at once").and_then(|node| node.whole(1, most)).and_then(Tokens::new)
+}
+
+fn rate(fields: &Fields<'_>, name: &str) -> Option<RefillRate> {
+    fields.required(name, "how fast units come back, such as 5/s").and_then(|node| refill(&node))
 }
 
 fn tokens(node: &Node<'_>) -> Option<Tokens> {
@@ -391,13 +431,13 @@ fn key_part(node: &Node<'_>, names: &Names<'_>) -> Option<KeyPart> {
 }
 
 /// A route class that costs more than the capacity could never be admitted.
-fn check_costs(node: &Node<'_>, limit: &TokenBucket, routes: Option<&[Route]>, names: &Names<'_>) {
+fn check_costs(node: &Node<'_>, capacity: Tokens, routes: Option<&[Route]>, names: &Names<'_>) {
     for (index, class) in names.routes.iter().enumerate() {
         let applies = !class.exempt && routes.is_none_or(|routes| routes.contains(&Route::Listed(index)));
-        if applies && class.cost > limit.capacity {
+        if applies && class.cost > capacity {
             node.refuse::<()>(format!(
                 "the capacity {} is below the cost {} of the route class {:?}, which could never be admitted",
-                limit.capacity.count(),
+                capacity.count(),
                 class.cost.count(),
                 class.name
             ));

@@ -66,8 +66,9 @@ fn a_whole_configuration_is_read() {
     let endpoint = set.endpoint.as_ref().unwrap();
     assert_eq!((endpoint.timeout, endpoint.max_in_flight), (Micros::from_millis(50), 256));
     assert_eq!(set.policies().len(), 3);
-    assert_eq!(set.policies()[0].scope, Scope::Local { sharing: Sharing::Worker, charge_always: true });
-    assert_eq!(set.policies()[2].scope, Scope::Global { on_failure: FailMode::Closed });
+    let Scope::Local { limit, sharing, charge_always } = set.policies()[0].scope else { panic!("local") };
+    assert_eq!((limit.capacity.count(), sharing, charge_always), (200, Sharing::Worker, true));
+    assert!(matches!(set.policies()[2].scope, Scope::Global { on_failure: FailMode::Closed, .. }));
 }
 
 #[test]
@@ -75,9 +76,37 @@ fn a_policy_needs_no_more_than_it_uses() {
     let set = read(
         r#"{"policies":[{"name":"all","scope":"local","limit":{"token_bucket":{"capacity":5,"refill":"100/min"}}}]}"#,
     );
-    assert_eq!(set.policies()[0].scope, Scope::Local { sharing: Sharing::Proxy, charge_always: false });
-    assert_eq!(set.policies()[0].limit.refill.period(), 600_000);
+    let Scope::Local { limit, sharing, charge_always } = set.policies()[0].scope else { panic!("local") };
+    assert_eq!((limit.refill.period(), sharing, charge_always), (600_000, Sharing::Proxy, false));
     assert_eq!(names(&set, &set.plan(&Request::get("/anything"))), ["all"]);
+}
+
+#[test]
+fn a_global_policy_has_any_of_five_limits_and_a_local_one_a_token_bucket() {
+    let bucket = r#"{"token_bucket": {"capacity": 20, "refill": "5/s"}}"#;
+    for limit in [
+        r#"{"gcra": {"burst": 20, "rate": "5/s"}}"#,
+        r#"{"fixed_window": {"capacity": 100, "window": "1m"}}"#,
+        r#"{"sliding_window": {"capacity": 100, "window": "1m"}}"#,
+        r#"{"sliding_log": {"capacity": 100, "window": "1m"}}"#,
+    ] {
+        let set = read(&with(bucket, limit));
+        assert!(limit.contains(set.policies()[1].scope.limit().algorithm()));
+        let request = Request::get("/a").with("x-api-key", "k");
+        assert_ne!(key(&set, &request, "per-key"), key(&read(FULL), &request, "per-key"), "another budget");
+        let found = errors(&with(r#"{"token_bucket": {"capacity": 200, "refill": "50/s"}}"#, limit));
+        assert!(found.starts_with("policies[0].limit: a policy of scope local has a token_bucket"), "{found}");
+    }
+    for (limit, expected) in [
+        (r#"{"gcra": {"burst": 20}}"#, "policies[1].limit.gcra: lacks `rate`"),
+        (r#"{"fixed_window": {"capacity": 100}}"#, "policies[1].limit.fixed_window: lacks `window`"),
+        (r#"{"fixed_window": {"capacity": 100, "window": "31d"}}"#, "must be between 1ms and 30d, is 31d"),
+        (r#"{"sliding_log": {"capacity": 1001, "window": "1m"}}"#, "must be between 1 and 1000, is 1001"),
+        (r#"{"fixed_windw": {}}"#, "did you mean \"fixed_window\"?"),
+    ] {
+        let found = errors(&with(bucket, limit));
+        assert!(found.contains(expected), "{found}");
+    }
 }
 
 #[test]

@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tollgate_core::key::Digest;
-use tollgate_core::token_bucket::{Balance, TokenBucket, Verdict};
+use tollgate_core::limit::{Limit, State, Verdict};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Denied, Failure};
 
@@ -21,6 +21,8 @@ const SWEEP_AT_MOST: Micros = Micros::from_millis(100);
 
 pub struct MemoryStore {
     started: Instant,
+    /// The time since 1970 when it was started.
+    began: Duration,
     shards: Vec<Mutex<Shard>>,
     keys_per_shard: usize,
 }
@@ -39,7 +41,7 @@ struct Key {
 }
 
 struct Bucket {
-    balance: Balance,
+    state: State,
     full_at: Micros,
 }
 
@@ -48,14 +50,19 @@ impl MemoryStore {
     pub fn new(keys: usize) -> Self {
         Self {
             started: Instant::now(),
+            began: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             keys_per_shard: keys.div_ceil(SHARDS as usize),
         }
     }
 
+    /// The time since 1970, which windows are aligned to, by the process's monotonic clock: it never steps back.
+    fn now(&self) -> Micros {
+        micros(self.began).plus(micros(self.started.elapsed()))
+    }
+
     pub fn admit(&self, decisions: Vec<DecisionRequest>) -> Vec<DecisionAnswer> {
-        // The process's own monotonic clock: it never steps back.
-        let now = Micros::new(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX));
+        let now = self.now();
         decisions.into_iter().map(|decision| self.decide(decision.charges, now)).collect()
     }
 
@@ -64,14 +71,17 @@ impl MemoryStore {
         let mut shards = self.lock(&charges);
         let mut refilled = Vec::with_capacity(charges.len());
         for charge in charges {
-            let (cost, limit) = (charge.cost.0, charge.token_bucket.0);
+            let (cost, limit) = (charge.cost.0, charge.limit);
             let shard = charge.key.share(SHARDS);
             let key = Key { policy: charge.policy, key: charge.key, group: charge.group };
-            let stored = shards.get(shard).and_then(|shard| shard.buckets.get(&key)).map(|bucket| bucket.balance);
-            let balance = limit.refill(stored, now);
-            let verdict = limit.check(&balance, cost, now);
-            let mended = stored.is_some_and(|stored| TokenBucket::mended(&stored, &balance));
-            refilled.push((shard, key, limit, cost, balance, verdict, mended));
+            let stored = shards.get(shard).and_then(|shard| shard.buckets.get(&key)).map(|bucket| &bucket.state);
+            // The key of one algorithm's budget was used with another: what is stored says nothing about it.
+            let Some(state) = limit.advance(stored, now) else {
+                return DecisionAnswer::Failed(Failure::StoreError);
+            };
+            let verdict = limit.check(&state, cost, now);
+            let mended = stored.is_some_and(|stored| Limit::mended(stored, &state));
+            refilled.push((shard, key, limit, cost, state, verdict, mended));
         }
         let admitted = refilled.iter().all(|(.., verdict, _)| *verdict == Verdict::Admit);
         if admitted {
@@ -86,20 +96,21 @@ impl MemoryStore {
         }
         let mut spent = Vec::new();
         let mut denied = Vec::new();
-        for (shard, key, limit, cost, mut balance, verdict, mended) in refilled {
+        for (shard, key, limit, cost, mut state, verdict, mended) in refilled {
             if admitted {
-                balance.spend(cost);
-                spent.push(Admitted { remaining: balance.tokens });
+                limit.spend(&mut state, cost, now);
+                spent.push(Admitted { remaining: limit.remaining(&state, now) });
             } else {
                 let denial = match verdict {
                     Verdict::Admit => None,
                     Verdict::Wait(wait) => Some(Denial::WaitUs(wait.count())),
                     Verdict::Never => Some(Denial::OverCapacity),
                 };
-                denied.push(Denied { remaining: balance.tokens, denied: denial });
+                denied.push(Denied { remaining: limit.remaining(&state, now), denied: denial });
             }
             if let Some(shard) = shards.get_mut(shard).filter(|_| admitted || mended) {
-                shard.buckets.insert(key, Bucket { balance, full_at: limit.full_at(&balance, now) });
+                let full_at = limit.full_at(&state, now);
+                shard.buckets.insert(key, Bucket { state, full_at });
             }
         }
         if admitted { DecisionAnswer::Admitted(spent) } else { DecisionAnswer::Denied(denied) }
@@ -118,10 +129,13 @@ impl MemoryStore {
         let mut every = tokio::time::interval(SWEEP_EVERY);
         for shard in self.shards.iter().cycle() {
             every.tick().await;
-            let now = Micros::new(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX));
-            lock(shard).sweep(now);
+            lock(shard).sweep(self.now());
         }
     }
+}
+
+fn micros(span: Duration) -> Micros {
+    Micros::new(u64::try_from(span.as_micros()).unwrap_or(u64::MAX))
 }
 
 /// A panic in another thread has not left a shard half written: each is changed by single inserts.
@@ -165,8 +179,9 @@ impl Locked<'_> {
 mod tests {
     use super::*;
     use tollgate_core::key::HashKey;
+    use tollgate_core::limit::TokenBucket;
     use tollgate_core::units::{RefillRate, Tokens};
-    use tollgate_core::wire::{BucketSpec, Cost};
+    use tollgate_core::wire::Cost;
 
     fn charge(name: u64, cost: u64, capacity: u64) -> ChargeRequest {
         let mut digest = HashKey::new(b"test").digest("key");
@@ -181,7 +196,7 @@ mod tests {
             key,
             group: key,
             cost: Cost(Tokens::new(cost).unwrap()),
-            token_bucket: BucketSpec(limit),
+            limit: Limit::TokenBucket(limit),
         }
     }
 

@@ -5,10 +5,12 @@ use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{Client, ConnectionInfo, ErrorKind, Pipeline, RedisError, RedisResult, Script, ServerErrorKind};
 use std::time::Duration;
 use tokio::time::timeout;
+use tollgate_core::limit::Limit;
+use tollgate_core::units::{Micros, RefillRate, Tokens};
 use tollgate_core::wire::{Admitted, DecisionAnswer, DecisionRequest, Denial, Denied, Failure};
 use tracing::warn;
 
-const SCRIPT: &str = include_str!("token_bucket.lua");
+const SCRIPT: &str = include_str!("limits.lua");
 
 pub struct RedisStore {
     connection: ConnectionManager,
@@ -117,15 +119,27 @@ impl RedisStore {
                 pipeline.arg(format!("tollgate:{{{}}}:{}:{}", charge.group, charge.policy, charge.key));
             }
             for charge in &decision.charges {
-                let limit = charge.token_bucket.0;
-                pipeline.arg(limit.capacity.count()).arg(limit.refill.tokens()).arg(limit.refill.period());
-                pipeline.arg(charge.cost.0.count());
+                let (algorithm, numbers) = arguments(&charge.limit);
+                pipeline.arg(algorithm).arg(&numbers).arg(charge.cost.0.count());
             }
         }
         match pipeline.query_async(&mut self.connection.clone()).await {
             Ok(replies) => replies,
             Err(error) => which.iter().map(|_| Err(error.clone())).collect(),
         }
+    }
+}
+
+/// A limit as the script takes it: its algorithm's letter and three numbers.
+fn arguments(limit: &Limit) -> (&'static str, [u64; 3]) {
+    let rate = |capacity: Tokens, rate: RefillRate| [capacity.count(), rate.tokens(), rate.period()];
+    let window = |capacity: Tokens, window: Micros| [capacity.count(), window.count(), 0];
+    match limit {
+        Limit::TokenBucket(limit) => ("b", rate(limit.capacity, limit.refill)),
+        Limit::Gcra(limit) => ("g", rate(limit.burst, limit.rate)),
+        Limit::FixedWindow(limit) => ("f", window(limit.capacity, limit.window)),
+        Limit::SlidingWindow(limit) => ("s", window(limit.capacity, limit.window)),
+        Limit::SlidingLog(limit) => ("l", window(limit.capacity, limit.window)),
     }
 }
 

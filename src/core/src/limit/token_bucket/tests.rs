@@ -1,4 +1,5 @@
 #![allow(clippy::arithmetic_side_effects)]
+use super::super::Verdict;
 use super::*;
 use crate::units::{MAX_PERIOD, MAX_TOKENS};
 #[cfg(target_arch = "wasm32")]
@@ -23,10 +24,10 @@ impl Bucket {
 
     fn request(&mut self, cost: u64, now: u64) -> Verdict {
         let (cost, now) = (Tokens::new(cost).unwrap(), Micros::new(now));
-        let mut balance = self.limit.refill(self.stored, now);
+        let mut balance = self.limit.advance(self.stored.as_ref(), now);
         let verdict = self.limit.check(&balance, cost, now);
         if verdict == Verdict::Admit {
-            balance.spend(cost);
+            self.limit.spend(&mut balance, cost, now);
         }
         self.stored = Some(balance);
         verdict
@@ -103,10 +104,10 @@ fn a_clock_fault_locks_nobody_out() {
 fn a_clock_a_minute_behind_is_believed_and_one_further_behind_is_not() {
     let limit = limit(5, 1, Micros::from_secs(1));
     let stored = Balance { tokens: 0, fraction: 0, period: 1_000_000, at: Micros::from_secs(100) };
-    let within = limit.refill(Some(stored), Micros::from_secs(40));
+    let within = limit.advance(Some(&stored), Micros::from_secs(40));
     assert_eq!(within.at, stored.at);
     assert!(!TokenBucket::mended(&stored, &within));
-    let beyond = limit.refill(Some(stored), Micros::new(40 * SECOND - 1));
+    let beyond = limit.advance(Some(&stored), Micros::new(40 * SECOND - 1));
     assert_eq!(beyond.at, Micros::new(40 * SECOND - 1));
     assert!(TokenBucket::mended(&stored, &beyond), "a denial stores the new anchor too");
 }
@@ -115,9 +116,9 @@ fn a_clock_a_minute_behind_is_believed_and_one_further_behind_is_not() {
 fn a_denial_stores_only_what_was_mended() {
     let stored = Balance { tokens: 4, fraction: 0, period: 1_000_000, at: Micros::from_secs(100) };
     let same = limit(5, 1, Micros::from_secs(1));
-    assert!(!TokenBucket::mended(&stored, &same.refill(Some(stored), Micros::from_secs(200))));
+    assert!(!TokenBucket::mended(&stored, &same.advance(Some(&stored), Micros::from_secs(200))));
     let lower = limit(3, 1, Micros::from_secs(1));
-    assert!(TokenBucket::mended(&stored, &lower.refill(Some(stored), Micros::from_secs(200))));
+    assert!(TokenBucket::mended(&stored, &lower.advance(Some(&stored), Micros::from_secs(200))));
 }
 
 #[test]
@@ -188,8 +189,8 @@ fn the_bounds_hold_without_overflow() {
 #[test]
 fn what_is_there_and_what_is_out_are_never_more_than_the_capacity() {
     let limit = limit(5, 100, Micros::from_secs(1));
-    let mut balance = limit.refill(None, Micros::ZERO);
-    balance.spend(Tokens::new(3).unwrap());
+    let mut balance = limit.advance(None, Micros::ZERO);
+    limit.spend(&mut balance, Tokens::new(3).unwrap(), Micros::ZERO);
     assert_eq!(limit.refill_beside(Some(balance), Micros::from_secs(9), 3).tokens, 2);
     assert_eq!(limit.refill_beside(Some(balance), Micros::from_secs(9), 0).tokens, 5);
 }

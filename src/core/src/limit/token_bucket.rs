@@ -4,10 +4,8 @@
 //! period, so no refill is ever rounded: polling a bucket does not starve it, and a caller is admitted exactly when
 //! the wait it was given has passed, not one microsecond before. The Redis script computes the same numbers.
 
+use super::{Algorithm, MAX_SKEW};
 use crate::units::{Micros, RefillRate, Tokens};
-
-/// How far a stored time may lie ahead of now before it is taken for a clock fault: 60 s.
-pub const MAX_SKEW: Micros = Micros::from_secs(60);
 
 /// A limit: at most `capacity` units at once, refilled at `refill`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,17 +29,6 @@ pub struct Balance {
     pub at: Micros,
 }
 
-/// What one limit says to one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The units are there.
-    Admit,
-    /// They are not, but will be after this wait if nobody else takes them.
-    Wait(Micros),
-    /// The cost is above the capacity: waiting cannot help.
-    Never,
-}
-
 impl TokenBucket {
     /// The balance at `now`, given what was stored.
     ///
@@ -49,13 +36,9 @@ impl TokenBucket {
     /// ahead is a clock fault and is moved to `now`, also without a refill. A balance above the capacity (the limit
     /// was lowered) is cut to it, and a fraction of another period (the rate was changed) is dropped: never more than
     /// was there.
-    #[must_use]
-    pub fn refill(&self, stored: Option<Balance>, now: Micros) -> Balance {
-        self.refill_beside(stored, now, 0)
-    }
-
-    /// The same for a bucket of which `held` units are out and may come back: it refills to the capacity less those,
-    /// so that what is there and what is out are never more than the capacity together.
+    ///
+    /// `held` units are out and may come back: the bucket refills to the capacity less those, so that what is there and
+    /// what is out are never more than the capacity together.
     #[must_use]
     pub fn refill_beside(&self, stored: Option<Balance>, now: Micros, held: u64) -> Balance {
         let (capacity, period) = (self.capacity.count().saturating_sub(held), self.refill.period());
@@ -89,30 +72,6 @@ impl TokenBucket {
         balance
     }
 
-    /// Whether a denial must be stored too: only if the refill mended what was stored, by moving a time that was ahead
-    /// or by cutting the balance. Otherwise the next refill finds the same from the old state.
-    #[must_use]
-    pub fn mended(stored: &Balance, refilled: &Balance) -> bool {
-        refilled.at < stored.at || refilled.tokens < stored.tokens
-    }
-
-    /// Whether `cost` can be paid from a refilled `balance` at `now`. Changes nothing.
-    #[must_use]
-    pub fn check(&self, balance: &Balance, cost: Tokens, now: Micros) -> Verdict {
-        if cost > self.capacity {
-            return Verdict::Never;
-        }
-        let missing = cost.count().saturating_sub(balance.tokens);
-        if missing == 0 { Verdict::Admit } else { Verdict::Wait(self.time_to_gain(missing, balance, now)) }
-    }
-
-    /// When an untouched `balance` will be full: after that it needs not be kept.
-    #[must_use]
-    pub fn full_at(&self, balance: &Balance, now: Micros) -> Micros {
-        let missing = self.capacity.count().saturating_sub(balance.tokens);
-        if missing == 0 { now } else { now.plus(self.time_to_gain(missing, balance, now)) }
-    }
-
     /// How long from `now` until `missing` more units are there, rounded up to the microsecond.
     fn time_to_gain(&self, missing: u64, balance: &Balance, now: Micros) -> Micros {
         let needed = u128::from(missing)
@@ -127,10 +86,37 @@ impl TokenBucket {
     }
 }
 
-impl Balance {
-    /// Takes `cost`, which [`TokenBucket::check`] admitted. A balance never goes below nothing.
-    pub fn spend(&mut self, cost: Tokens) {
-        self.tokens = self.tokens.saturating_sub(cost.count());
+impl Algorithm for TokenBucket {
+    type State = Balance;
+
+    fn capacity(&self) -> Tokens {
+        self.capacity
+    }
+
+    fn advance(&self, stored: Option<&Balance>, now: Micros) -> Balance {
+        self.refill_beside(stored.copied(), now, 0)
+    }
+
+    fn wait(&self, balance: &Balance, cost: Tokens, now: Micros) -> Option<Micros> {
+        let missing = cost.count().saturating_sub(balance.tokens);
+        (missing > 0).then(|| self.time_to_gain(missing, balance, now))
+    }
+
+    fn spend(&self, balance: &mut Balance, cost: Tokens, _now: Micros) {
+        balance.tokens = balance.tokens.saturating_sub(cost.count());
+    }
+
+    fn remaining(&self, balance: &Balance, _now: Micros) -> u64 {
+        balance.tokens
+    }
+
+    fn full_at(&self, balance: &Balance, now: Micros) -> Micros {
+        let missing = self.capacity.count().saturating_sub(balance.tokens);
+        if missing == 0 { now } else { now.plus(self.time_to_gain(missing, balance, now)) }
+    }
+
+    fn mended(stored: &Balance, advanced: &Balance) -> bool {
+        advanced.at < stored.at || advanced.tokens < stored.tokens
     }
 }
 

@@ -1,0 +1,434 @@
+-- Several limits, charged all or none, by the server's own clock.
+--
+-- KEYS[i]        what is stored of limit i
+-- ARGV[5i-4]     its algorithm: b token bucket, g GCRA, f fixed window, s sliding window, l sliding log
+-- ARGV[5i-3]     its capacity (burst), 1 to 999999999999; for l at most 1000
+-- ARGV[5i-2]     b, g: so many units (1 to 999999999999) come back ...   f, s, l: the window in microseconds
+-- ARGV[5i-1]     ... in so many microseconds, in lowest terms             f, s, l: 0
+-- ARGV[5i]       the cost, 1 to 999999999999
+--                Periods and windows are 1 us to 30 days.
+--
+-- Gives three numbers for each limit: 0 (has the units), 1 (will have them) or 2 (never); whole units left; and the
+-- microseconds to wait. The charges were made if every first number is 0.
+--
+-- What is stored, times in microseconds:
+--   b  "b:tokens:fraction:period:at"          whole units, and fraction/period of the next, at that time
+--   g  "g:at:fraction:over"                   when all that was spent is earned again, and fraction/over of a microsecond
+--   f  "f:start:spent:window"
+--   s  "s:start:current:previous:window"
+--   l  a list of "at:cost"
+-- No key means that nothing was spent; a key expires when it would say so.
+--
+-- Numbers are doubles, exact up to 2^53: what could grow beyond that is divided in steps (muldiv). The same arithmetic,
+-- with its reasons, is in tollgate-core.
+
+local MAX = 9007199254740991
+local MAX_SKEW = 60000000
+local MARGIN_MS = 1000
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+
+-- The whole part and the rest of a * b / c, exactly, for a <= c <= 2^42 and b < 2^45.
+local function muldiv(a, b, c)
+  local quotient, rest = 0, 0
+  if a * b < MAX then
+    quotient = math.floor(a * b / c)
+    return quotient, a * b - quotient * c
+  end
+  for step = 4, 0, -1 do
+    local number = rest * 512 + a * (math.floor(b / 512 ^ step) % 512)
+    local whole = math.floor(number / c)
+    quotient = quotient * 512 + whole
+    rest = number - whole * c
+  end
+  return quotient, rest
+end
+
+-- The same for any a; beyond 2^53 the quotient is only known to be large.
+local function scale(a, b, c)
+  local times = math.floor(a / c)
+  local quotient, rest = muldiv(a - times * c, b, c)
+  return times * b + quotient, rest
+end
+
+local function malformed()
+  return redis.error_reply('TOLLGATE what is stored of a limit is malformed')
+end
+
+-- The numbers that are stored as text; nil where there is no key, false where they are others.
+-- GET and not MGET: on a key of another type it fails, where MGET would say that there is none.
+local function numbers(key, letter, count)
+  local text = redis.call('GET', key)
+  if not text then
+    return nil
+  end
+  local found = { string.match(text, '^' .. letter .. string.rep(':(%d+)', count) .. '$') }
+  if #found ~= count then
+    return false
+  end
+  for i = 1, count do
+    found[i] = tonumber(found[i])
+  end
+  return found
+end
+
+local function ttl(full_at)
+  return string.format('%.0f', math.max(0, math.ceil((full_at - now) / 1000)) + MARGIN_MS)
+end
+
+local function put(key, full_at, form, ...)
+  redis.call('SET', key, string.format(form, ...), 'PX', ttl(full_at))
+end
+
+-- Each algorithm: `load` gives the state as it is now (nil where it is malformed) and whether loading has mended it;
+-- `wait` the microseconds to wait, nil where the cost can be spent; `spend`, `left` and `store` do what they say.
+
+local bucket = {}
+
+-- Microseconds until `missing` more units are there, rounded up.
+local function time_to_gain(limit, state, missing)
+  local whole, rest = scale(missing, limit.per, limit.units)
+  return math.min(MAX, whole + math.ceil((rest - state.fraction) / limit.units)) + math.max(0, state.at - now)
+end
+
+function bucket.load(key, limit)
+  local stored = numbers(key, 'b', 4)
+  if stored == false then
+    return nil
+  end
+  local state = { tokens = limit.capacity, fraction = 0, at = now }
+  if not stored then
+    return state, false
+  end
+  local tokens, fraction, period, at = stored[1], stored[2], stored[3], stored[4]
+  state.tokens = tokens
+  if period == limit.per and fraction < period then
+    state.fraction = fraction
+  end
+  if at > now then
+    -- The clock stepped back: nothing is added. A time too far ahead is a fault and is mended.
+    if at - now <= MAX_SKEW then
+      state.at = at
+    end
+  else
+    local gained, rest = scale(now - at, limit.units, limit.per)
+    rest = rest + state.fraction
+    if rest >= limit.per then
+      gained, rest = gained + 1, rest - limit.per
+    end
+    state.tokens, state.fraction = tokens + gained, rest
+  end
+  if state.tokens >= limit.capacity then
+    state.tokens, state.fraction = limit.capacity, 0
+  end
+  return state, state.at < at or state.tokens < tokens
+end
+
+function bucket.wait(limit, state, cost)
+  if state.tokens < cost then
+    return math.min(MAX, time_to_gain(limit, state, cost - state.tokens))
+  end
+end
+
+function bucket.spend(_, state, cost)
+  state.tokens = state.tokens - cost
+end
+
+function bucket.left(_, state)
+  return state.tokens
+end
+
+function bucket.store(key, limit, state)
+  local full_at = now + time_to_gain(limit, state, limit.capacity - state.tokens)
+  put(key, full_at, 'b:%.0f:%.0f:%.0f:%.0f', state.tokens, state.fraction, limit.per, state.at)
+end
+
+local gcra = {}
+
+-- How long it takes to earn so many units: whole microseconds, and the rest over the rate's units.
+local function time_of(limit, units)
+  return scale(units, limit.per, limit.units)
+end
+
+function gcra.load(key, limit)
+  local stored = numbers(key, 'g', 3)
+  if stored == false then
+    return nil
+  end
+  local state = { at = now, fraction = 0 }
+  if not stored then
+    return state, false
+  end
+  local at, fraction, over = stored[1], stored[2], stored[3]
+  local was = at
+  if over ~= limit.units or fraction >= over then
+    -- Another rate: never earlier than it was.
+    at = math.min(MAX, at + (fraction > 0 and 1 or 0))
+    fraction = 0
+  end
+  if at < now then
+    return state, false
+  end
+  local most, part = time_of(limit, limit.capacity)
+  local ahead, bound = at - now, most + MAX_SKEW
+  if ahead > bound or (ahead == bound and fraction > part) then
+    at, fraction = math.min(MAX, now + most), part
+  end
+  state.at, state.fraction = at, fraction
+  return state, at < was
+end
+
+function gcra.wait(limit, state, cost)
+  local most, part = time_of(limit, limit.capacity - cost)
+  local ahead = state.at - now
+  if ahead > most or (ahead == most and state.fraction > part) then
+    return math.min(MAX, ahead - most + (state.fraction > part and 1 or 0))
+  end
+end
+
+function gcra.spend(limit, state, cost)
+  local whole, part = time_of(limit, cost)
+  local fraction, carry = state.fraction + part, 0
+  if fraction >= limit.units then
+    fraction, carry = fraction - limit.units, 1
+  end
+  state.at = math.min(MAX, math.min(MAX, state.at + whole) + carry)
+  state.fraction = fraction
+end
+
+function gcra.left(limit, state)
+  local spent, rest = scale(state.at - now, limit.units, limit.per)
+  return math.max(0, limit.capacity - spent - math.ceil((rest + state.fraction) / limit.per))
+end
+
+function gcra.store(key, limit, state)
+  put(key, state.at + (state.fraction > 0 and 1 or 0), 'g:%.0f:%.0f:%.0f', state.at, state.fraction, limit.units)
+end
+
+-- The start of the window that now is in.
+local function aligned(window)
+  return now - now % window
+end
+
+-- Where a stored window lies: nil ahead of now by no more than clocks may differ, else how many of its lengths ago.
+-- One that is further ahead is a clock fault: what was spent belongs to the window of now.
+local function windows_ago(start, window)
+  if start <= now then
+    return math.floor((now - start) / window), false
+  end
+  if start - now > MAX_SKEW then
+    return 0, true
+  end
+end
+
+local fixed = {}
+
+function fixed.load(key, limit)
+  local stored = numbers(key, 'f', 3)
+  if stored == false then
+    return nil
+  end
+  local state = { start = aligned(limit.units), spent = 0, window = limit.units }
+  if not stored then
+    return state, false
+  end
+  local start, spent, window = stored[1], stored[2], stored[3]
+  local ago = windows_ago(start, window)
+  if not ago then
+    state.start, state.spent, state.window = start, spent, window
+  elseif ago == 0 then
+    state.spent = spent
+  end
+  return state, state.start < start
+end
+
+function fixed.wait(limit, state, cost)
+  if state.spent + cost > limit.capacity then
+    return math.min(MAX, state.start + state.window - now)
+  end
+end
+
+function fixed.spend(_, state, cost)
+  state.spent = state.spent + cost
+end
+
+function fixed.left(limit, state)
+  return math.max(0, limit.capacity - state.spent)
+end
+
+function fixed.store(key, _, state)
+  put(key, state.start + state.window, 'f:%.0f:%.0f:%.0f', state.start, state.spent, state.window)
+end
+
+local sliding = {}
+
+function sliding.load(key, limit)
+  local stored = numbers(key, 's', 4)
+  if stored == false then
+    return nil
+  end
+  local state = { start = aligned(limit.units), current = 0, previous = 0, window = limit.units }
+  if not stored then
+    return state, false
+  end
+  local start, current, previous, window = stored[1], stored[2], stored[3], stored[4]
+  local ago = windows_ago(start, window)
+  if not ago then
+    state.start, state.current, state.previous, state.window = start, current, previous, window
+  elseif ago == 0 then
+    state.current, state.previous = current, previous
+  elseif ago == 1 then
+    state.previous = current
+  end
+  return state, state.start < start
+end
+
+-- How much of the window before is still covered.
+local function covered(state)
+  return math.max(0, state.window - math.max(0, now - state.start))
+end
+
+local function estimate(state)
+  local whole, rest = muldiv(covered(state), state.previous, state.window)
+  return state.current + whole + (rest > 0 and 1 or 0)
+end
+
+function sliding.wait(limit, state, cost)
+  local most = limit.capacity - cost
+  if estimate(state) <= most then
+    return nil
+  end
+  local wait
+  if state.current <= most then
+    -- Enough of the window before will have left this one's cover.
+    wait = covered(state) - muldiv(most - state.current, state.window, state.previous)
+  else
+    -- Not in this window: in the next, when enough of this one has left.
+    wait = covered(state) + state.window - muldiv(most, state.window, state.current)
+  end
+  return math.min(MAX, math.max(0, wait) + math.max(0, state.start - now))
+end
+
+function sliding.spend(_, state, cost)
+  state.current = state.current + cost
+end
+
+function sliding.left(limit, state)
+  return math.max(0, limit.capacity - estimate(state))
+end
+
+function sliding.store(key, _, state)
+  local windows = state.current > 0 and 2 or (state.previous > 0 and 1 or 0)
+  put(key, state.start + windows * state.window, 's:%.0f:%.0f:%.0f:%.0f',
+    state.start, state.current, state.previous, state.window)
+end
+
+local log = {}
+
+function log.load(key, limit)
+  local state = { entries = {}, spent = 0, expired = 0, rewrite = false }
+  local last = 0
+  for _, text in ipairs(redis.call('LRANGE', key, 0, -1)) do
+    local at, cost = string.match(text, '^(%d+):(%d+)$')
+    if not at then
+      return nil
+    end
+    at, cost = tonumber(at), tonumber(cost)
+    if at + limit.units > now then
+      state.entries[#state.entries + 1] = { at = at, cost = cost }
+      state.spent = state.spent + cost
+      last = at
+    else
+      state.expired = state.expired + 1
+    end
+  end
+  if last - now > MAX_SKEW then
+    state.entries, state.rewrite = { { at = now, cost = state.spent } }, true
+  end
+  return state, state.rewrite
+end
+
+function log.wait(limit, state, cost)
+  local left, most, wait = state.spent, limit.capacity - cost, nil
+  for _, entry in ipairs(state.entries) do
+    if left <= most then
+      break
+    end
+    left = left - entry.cost
+    wait = math.max(0, math.min(MAX, entry.at + limit.units) - now)
+  end
+  return wait
+end
+
+function log.spend(_, state, cost)
+  local last = state.entries[#state.entries]
+  state.added = { at = last and math.max(last.at, now) or now, cost = cost }
+  state.spent = state.spent + cost
+end
+
+function log.left(limit, state)
+  return math.max(0, limit.capacity - state.spent)
+end
+
+local function push(key, entry)
+  redis.call('RPUSH', key, string.format('%.0f:%.0f', entry.at, entry.cost))
+end
+
+function log.store(key, limit, state)
+  if state.rewrite then
+    redis.call('DEL', key)
+    push(key, state.entries[1])
+  elseif state.expired > 0 then
+    redis.call('LTRIM', key, state.expired, -1)
+  end
+  if state.added then
+    push(key, state.added)
+  end
+  local last = state.added or state.entries[#state.entries]
+  redis.call('PEXPIRE', key, ttl(last.at + limit.units))
+end
+
+local algorithms = { b = bucket, g = gcra, f = fixed, s = sliding, l = log }
+local charges, admitted = {}, true
+
+for i, key in ipairs(KEYS) do
+  local algorithm = algorithms[ARGV[5 * i - 4]]
+  local limit = {
+    capacity = tonumber(ARGV[5 * i - 3]),
+    units = tonumber(ARGV[5 * i - 2]),
+    per = tonumber(ARGV[5 * i - 1]),
+  }
+  local cost = tonumber(ARGV[5 * i])
+  local state, mended = algorithm.load(key, limit)
+  if not state then
+    return malformed()
+  end
+  local charge = { algorithm = algorithm, limit = limit, cost = cost, state = state, mended = mended, verdict = 0, wait = 0 }
+  if cost > limit.capacity then
+    charge.verdict = 2
+    admitted = false
+  else
+    local wait = algorithm.wait(limit, state, cost)
+    if wait then
+      charge.verdict, charge.wait = 1, wait
+      admitted = false
+    end
+  end
+  charges[i] = charge
+end
+
+local reply = {}
+for i, key in ipairs(KEYS) do
+  local charge = charges[i]
+  if admitted then
+    charge.algorithm.spend(charge.limit, charge.state, charge.cost)
+  end
+  if admitted or charge.mended then
+    charge.algorithm.store(key, charge.limit, charge.state)
+  end
+  reply[3 * i - 2] = charge.verdict
+  reply[3 * i - 1] = charge.algorithm.left(charge.limit, charge.state)
+  reply[3 * i] = charge.wait
+end
+return reply
