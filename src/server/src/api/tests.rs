@@ -1,0 +1,118 @@
+use super::*;
+use crate::store::StoreUrl;
+use axum::body::Body;
+use axum::http::Request;
+use std::time::Duration;
+use tower::ServiceExt;
+
+fn endpoint(tokens: Option<&str>) -> Arc<Endpoint> {
+    let store: StoreUrl = "memory".parse().unwrap();
+    let store = store.open(Duration::from_millis(20), 1000).unwrap();
+    Arc::new(Endpoint::new(store, tokens.map(|list| BearerTokens::parse_list(list).unwrap())))
+}
+
+async fn send(endpoint: &Arc<Endpoint>, request: Request<Body>) -> Response {
+    router(Arc::clone(endpoint)).oneshot(request).await.unwrap()
+}
+
+async fn text(response: Response) -> String {
+    let body = axum::body::to_bytes(response.into_body(), MAX_BODY).await.unwrap();
+    String::from_utf8(body.to_vec()).unwrap()
+}
+
+async fn post(body: impl Into<Body>) -> (StatusCode, String) {
+    let response = send(&endpoint(None), Request::post(ADMIT_PATH).body(body.into()).unwrap()).await;
+    (response.status(), text(response).await)
+}
+
+/// A problem document's detail, when it is one for that status.
+async fn detail(response: Response, status: StatusCode) -> String {
+    assert_eq!(response.status(), status);
+    assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
+    let problem: serde_json::Value = serde_json::from_str(&text(response).await).unwrap();
+    assert_eq!(problem["status"], status.as_u16());
+    problem["detail"].as_str().unwrap().to_owned()
+}
+
+const REQUEST: &str = r#"{"decisions":[{"charges":[{"policy":"p","key":"00000000000000000000000000000001",
+    "group":"00000000000000000000000000000002","cost":5,"token_bucket":{"capacity":20,"refill":5,"per_us":1000000}}]}]}"#;
+
+#[tokio::test]
+async fn a_decision_is_answered() {
+    assert_eq!(post(REQUEST).await, (StatusCode::OK, r#"{"decisions":[{"admitted":[{"remaining":15}]}]}"#.into()));
+}
+
+#[tokio::test]
+async fn bad_input_is_a_400_that_names_the_field() {
+    for (from, to, expected) in [
+        ("\"cost\":5", "\"cost\":-5", "decisions[0].charges[0].cost: invalid value: integer `-5`"),
+        ("\"cost\":5", "\"cost\":0", "decisions[0].charges[0].cost: must be between 1 and 999999999999, is 0"),
+        (
+            "\"capacity\":20",
+            "\"capacity\":\"20\"",
+            "decisions[0].charges[0].token_bucket.capacity: invalid type: string",
+        ),
+        (
+            "\"refill\":5",
+            "\"refill\":0",
+            "decisions[0].charges[0].token_bucket: refill: the number of units must be at least 1",
+        ),
+        (
+            "00000000000000000000000000000001",
+            "xyz",
+            "decisions[0].charges[0].key: must be 32 lower-case hexadecimal digits",
+        ),
+        ("\"p\"", "\"a:b\"", "decisions[0].charges[0].policy: must be 1 to 64 letters"),
+        ("[{\"policy\"", "[], \"x\": [{\"policy\"", "decisions[0].charges: must have 1 to 64 items, has 0"),
+        ("{\"decisions\"", "{\"decisons\"", "missing field `decisions`"),
+    ] {
+        let body = REQUEST.replacen(from, to, 1);
+        assert_ne!(body, REQUEST);
+        let (status, text) = post(body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{from} -> {to}");
+        let problem: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert!(problem["detail"].as_str().unwrap().contains(expected), "{from} -> {to}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn one_bucket_twice_in_a_decision_is_refused() {
+    let charge = &REQUEST[REQUEST.find("{\"policy\"").unwrap()..REQUEST.len() - 4];
+    let (status, text) = post(REQUEST.replacen(charge, &format!("{charge},{charge}"), 1)).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{text}");
+    assert!(text.contains("decisions[0].charges[1]: the same bucket as charges[0]"), "{text}");
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_refused() {
+    assert_eq!(post(" ".repeat(MAX_BODY + 1)).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+    let decision = &REQUEST[REQUEST.find("{\"charges\"").unwrap()..REQUEST.len() - 2];
+    let many = format!("{{\"decisions\":[{}]}}", vec![decision; 129].join(","));
+    let (status, text) = post(many).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(text.contains("decisions: must have 1 to 128 items, has 129"), "{text}");
+    assert_eq!(post("[".repeat(100_000)).await.0, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn only_callers_with_a_token_are_answered() {
+    let endpoint = endpoint(Some("the-old-token-0123,the-new-token-0123"));
+    let ask = async |token: Option<&str>| {
+        let request = token.into_iter().fold(Request::post(ADMIT_PATH), |request, token| {
+            request.header(header::AUTHORIZATION, format!("Bearer {token}"))
+        });
+        send(&endpoint, request.body(REQUEST.into()).unwrap()).await
+    };
+    for token in ["the-old-token-0123", "the-new-token-0123"] {
+        assert_eq!(ask(Some(token)).await.status(), StatusCode::OK, "{token}");
+    }
+    for token in [None, Some("another-token-0123")] {
+        let response = ask(token).await;
+        assert_eq!(response.headers()[header::WWW_AUTHENTICATE], "Bearer");
+        let detail = detail(response, StatusCode::UNAUTHORIZED).await;
+        assert!(detail.contains("Authorization: Bearer TOKEN") && !detail.contains("0123"), "{detail}");
+    }
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(send(&endpoint, Request::get(path).body(Body::empty()).unwrap()).await.status(), StatusCode::OK);
+    }
+}
