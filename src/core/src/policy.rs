@@ -39,8 +39,28 @@ pub struct Endpoint {
     pub cluster: String,
     /// How long a request waits for its verdict before the fail mode applies: 1 ms to 10 s.
     pub timeout: Micros,
+    /// What the endpoint knows its callers by.
+    pub auth_token: Option<AuthToken>,
     /// How many requests of one worker may wait at once; beyond it the fail mode applies at once.
     pub max_in_flight: u32,
+}
+
+/// A bearer token, never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AuthToken(String);
+
+impl AuthToken {
+    /// The value of the `authorization` header.
+    #[must_use]
+    pub fn header(&self) -> &str {
+        &self.0
+    }
+}
+
+impl core::fmt::Debug for AuthToken {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("AuthToken(…)")
+    }
 }
 
 #[derive(Debug)]

@@ -222,12 +222,13 @@ impl Worker {
             AdmitRequest { decisions: asked.map(|pending| pending.decision.request(&self.set)).collect() }
         };
         let body = serde_json::to_vec(&request).unwrap_or_default();
-        let headers = vec![
+        let mut headers = vec![
             (":method", "POST"),
             (":path", ADMIT_PATH),
             (":authority", endpoint.cluster.as_str()),
             ("content-type", "application/json"),
         ];
+        headers.extend(endpoint.auth_token.as_ref().map(|token| ("authorization", token.header())));
         let timeout = Duration::from_micros(endpoint.timeout.count());
         // Envoy refuses at once when the cluster is unknown, has no healthy host, or is at its own bound.
         hostcalls::dispatch_http_call(&endpoint.cluster, headers, Some(&body), vec![], timeout)

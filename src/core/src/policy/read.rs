@@ -2,7 +2,8 @@
 
 use super::node::{Fields, Issues, NAME_RULE, Node, PolicyErrors, is_name, unknown};
 use super::{
-    Endpoint, FailMode, Identity, KeyPart, MAX_TIMEOUT, OnMissing, Policy, PolicySet, Route, RouteClass, Scope, Sharing,
+    AuthToken, Endpoint, FailMode, Identity, KeyPart, MAX_TIMEOUT, OnMissing, Policy, PolicySet, Route, RouteClass,
+    Scope, Sharing,
 };
 use crate::facts::Source;
 use crate::key::HashKey;
@@ -17,8 +18,8 @@ const MAX_SOURCES: usize = 16;
 const MAX_ROUTES: usize = 1024;
 const MAX_POLICIES: usize = 64;
 
-/// Fewer bytes than this can be guessed from a key that someone sees.
-const MIN_HASH_KEY: usize = 16;
+/// Fewer bytes than this can be guessed.
+const MIN_SECRET: usize = 16;
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -40,7 +41,7 @@ pub(super) fn policy_set(bytes: &[u8], env: Env<'_>) -> Result<PolicySet, Policy
 fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
     let version = fields.get("version").and_then(|node| node.text()).map(String::from);
     let secret = fields.get("hash_key").map(|node| hash_key(&node, env));
-    let endpoint = fields.get("endpoint").map(|node| endpoint(&node));
+    let endpoint = fields.get("endpoint").map(|node| endpoint(&node, env));
     let identities = fields.get("identities").map_or_else(Vec::new, |node| identities(&node));
     let routes = fields.get("routes").map_or_else(Vec::new, |node| routes(&node));
     let hash_key = match &secret {
@@ -62,6 +63,11 @@ fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
 }
 
 fn hash_key(node: &Node<'_>, env: Env<'_>) -> Option<HashKey> {
+    secret(node, env).map(|(secret, _)| HashKey::new(secret.as_bytes()))
+}
+
+/// A secret from the environment or as it stands, and where it stands.
+fn secret<'a>(node: &Node<'a>, env: Env<'_>) -> Option<(String, Node<'a>)> {
     let (kind, value) = node.choice(&["env", "value"])?;
     let text = value.text()?;
     let secret = if kind == "env" {
@@ -77,14 +83,14 @@ fn hash_key(node: &Node<'_>, env: Env<'_>) -> Option<HashKey> {
     } else {
         text.into()
     };
-    if secret.len() < MIN_HASH_KEY {
-        return value.refuse(format!("the secret must have at least {MIN_HASH_KEY} bytes, has {}", secret.len()));
+    if secret.len() < MIN_SECRET {
+        return value.refuse(format!("the secret must have at least {MIN_SECRET} bytes, has {}", secret.len()));
     }
-    Some(HashKey::new(secret.as_bytes()))
+    Some((secret, value))
 }
 
-fn endpoint(node: &Node<'_>) -> Option<Endpoint> {
-    let fields = node.fields(&["cluster", "timeout", "max_in_flight"])?;
+fn endpoint(node: &Node<'_>, env: Env<'_>) -> Option<Endpoint> {
+    let fields = node.fields(&["cluster", "timeout", "auth_token", "max_in_flight"])?;
     let cluster = fields.required("cluster", "the name of an Envoy cluster").and_then(|node| {
         let name = node.text()?;
         if name.is_empty() { node.refuse("must not be empty") } else { Some(String::from(name)) }
@@ -94,7 +100,26 @@ fn endpoint(node: &Node<'_>) -> Option<Endpoint> {
         .get("timeout")
         .map_or(Some(Micros::from_millis(50)), |node| node.duration(Micros::from_millis(1), MAX_TIMEOUT));
     let max_in_flight = fields.get("max_in_flight").map_or(Some(256), |node| node.whole(1, 65_536));
-    Some(Endpoint { cluster: cluster?, timeout: timeout?, max_in_flight: u32::try_from(max_in_flight?).ok()? })
+    let auth_token = match fields.get("auth_token") {
+        None => Some(None),
+        Some(node) => auth_token(&node, env).map(Some),
+    };
+    Some(Endpoint {
+        cluster: cluster?,
+        timeout: timeout?,
+        auth_token: auth_token?,
+        max_in_flight: u32::try_from(max_in_flight?).ok()?,
+    })
+}
+
+/// A bearer token, as a header can carry it (RFC 6750 §2.1).
+fn auth_token(node: &Node<'_>, env: Env<'_>) -> Option<AuthToken> {
+    let (secret, value) = secret(node, env)?;
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"-._~+/=".contains(&b);
+    if !secret.bytes().all(legal) {
+        return value.refuse("a bearer token has letters, digits and -._~+/= alone");
+    }
+    Some(AuthToken(format!("Bearer {secret}")))
 }
 
 fn identities(node: &Node<'_>) -> Vec<Identity> {

@@ -289,6 +289,21 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
         ("[\"credential\", \"route\"]", "[\"route\", \"route\"]", "policies[2].key[1]: is in the key already"),
         ("\"cluster\": \"tollgate\"", "\"cluster\": \"\"", "endpoint.cluster: must not be empty"),
         ("\"client\": {\"sources\"", "\"credential\": {\"sources\"", "identities.credential: is there twice"),
+        (
+            "\"timeout\": \"50ms\"",
+            "\"auth_token\": {\"value\": \"short\"}",
+            "endpoint.auth_token.value: the secret must have at least 16 bytes",
+        ),
+        (
+            "\"timeout\": \"50ms\"",
+            "\"auth_token\": {\"value\": \"a token with spaces\"}",
+            "endpoint.auth_token.value: a bearer token has letters",
+        ),
+        (
+            "\"timeout\": \"50ms\"",
+            "\"auth_token\": {\"env\": \"UNSET\"}",
+            "endpoint.auth_token.env: the environment variable UNSET is not set",
+        ),
         ("[\"GET\"]", "\"GET\"", "routes[1].methods: must be a list, not text"),
         ("\"exempt\": true", "\"exempt\": \"true\"", "routes[0].exempt: must be true without quotes"),
         (
@@ -396,6 +411,10 @@ fn nothing_at_all_is_no_configuration() {
 #[test]
 fn no_secret_is_shown() {
     let text = with("{\"env\": \"TOLLGATE_HASH_KEY\"}", "{\"value\": \"0123456789abcdef-secret\"}");
-    let shown = format!("{:?}", read(&text));
+    let text = text.replacen("\"timeout\"", "\"auth_token\": {\"value\": \"token-secret-token\"}, \"timeout\"", 1);
+    let set = read(&text);
+    let token = set.endpoint.as_ref().and_then(|endpoint| endpoint.auth_token.as_ref());
+    assert_eq!(token.map(AuthToken::header), Some("Bearer token-secret-token"));
+    let shown = format!("{set:?}");
     assert!(!shown.contains("secret"), "{shown}");
 }
