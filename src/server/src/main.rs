@@ -3,7 +3,9 @@
 mod admit;
 mod api;
 mod auth;
-mod problem;
+mod connection;
+mod readiness;
+mod refusal;
 mod serve;
 mod settings;
 mod store;
@@ -48,6 +50,7 @@ fn run(settings: Settings) -> Result<(), String> {
     let runtime = tokio::runtime::Runtime::new().map_err(|error| format!("the runtime does not start: {error}"))?;
     runtime.block_on(async {
         let store = settings.store.open(settings.store_timeout, settings.memory_keys)?;
-        serve::serve(settings.listen, Endpoint::new(store, settings.tokens)).await
+        let endpoint = Endpoint::new(store, settings.tokens, settings.max_in_flight);
+        serve::serve(settings.listen, endpoint, settings.max_connections).await
     })
 }

@@ -1,52 +1,109 @@
 //! Listening, and an orderly end.
 
 use crate::api::{Endpoint, router};
+use crate::connection::{self, End};
+use crate::throttle::Throttle;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 /// How long requests that are being answered may take once the program is told to end.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// Serves until SIGTERM or SIGINT, then answers what has arrived and ends.
-pub async fn serve(listen: SocketAddr, endpoint: Endpoint) -> Result<(), String> {
+pub async fn serve(listen: SocketAddr, endpoint: Endpoint, max_connections: usize) -> Result<(), String> {
     let listener = TcpListener::bind(listen).await.map_err(|error| format!("cannot listen on {listen}: {error}"))?;
     let address = listener.local_addr().map_err(|error| format!("no local address: {error}"))?;
+    let mut end = EndSignal::watch()?;
     let endpoint = Arc::new(endpoint);
     let sweeper = Arc::clone(&endpoint);
     tokio::spawn(async move { sweeper.store().keep_small().await });
-    let app = router(Arc::clone(&endpoint));
 
     // Tests and scripts read this line to learn the port.
     println!("listening on http://{address}");
     info!(%address, store = %endpoint.store().describe(), "listening");
 
-    let (ending, ended) = tokio::sync::oneshot::channel();
-    let server = axum::serve(listener, app).with_graceful_shutdown(async move {
-        shutdown().await;
-        info!("draining");
-        let _ = ending.send(());
-    });
+    let (ending, _) = watch::channel(false);
+    let mut connections = JoinSet::new();
     tokio::select! {
-        result = server.into_future() => result.map_err(|error| format!("the server failed: {error}")),
-        () = async { if ended.await.is_ok() { tokio::time::sleep(DRAIN).await } else { std::future::pending().await } } => {
-            warn!("ended with requests still open after {DRAIN:?}");
-            Ok(())
+        () = accept(listener, &endpoint, max_connections, &mut connections, &ending) => {}
+        () = end.come() => {}
+    }
+    info!(connections = connections.len(), "draining");
+    ending.send_replace(true);
+    if timeout(DRAIN, async { while connections.join_next().await.is_some() {} }).await.is_err() {
+        warn!(connections = connections.len(), "ended with requests still open after {DRAIN:?}");
+    }
+    Ok(())
+}
+
+/// For ever. Whoever comes when there is no room is sent away at once: it is better served by another endpoint, or by
+/// its fail mode, than by a queue.
+async fn accept(
+    listener: TcpListener,
+    endpoint: &Arc<Endpoint>,
+    max_connections: usize,
+    connections: &mut JoinSet<()>,
+    ending: &watch::Sender<bool>,
+) {
+    let builder = Arc::new(connection::builder());
+    let app = router(Arc::clone(endpoint));
+    let refusals = Throttle::default();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // A client that is gone already is nothing. Without file descriptors, trying again at once would only
+                // burn a processor.
+                if let Some(held_back) = refusals.pass() {
+                    warn!(%error, held_back, "a connection could not be accepted");
+                }
+                sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        if connections.len() >= max_connections {
+            if let Some(held_back) = refusals.pass() {
+                warn!(max_connections, held_back, "a connection was refused: there are as many as there may be");
+            }
+            continue;
         }
+        // An answer is one small write: waiting for more to send with it only delays it.
+        let _ = stream.set_nodelay(true);
+        let (builder, app, ending) = (Arc::clone(&builder), app.clone(), ending.subscribe());
+        connections.spawn(async move {
+            let _: End = connection::serve(&builder, stream, app, ending).await;
+        });
     }
 }
 
-async fn shutdown() {
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        warn!("signals cannot be watched: the program ends without draining");
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// SIGTERM or SIGINT.
+struct EndSignal {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl EndSignal {
+    /// From here on they are seen.
+    fn watch() -> Result<Self, String> {
+        let watch = |kind| signal(kind).map_err(|error| format!("signals cannot be watched: {error}"));
+        Ok(Self { terminate: watch(SignalKind::terminate())?, interrupt: watch(SignalKind::interrupt())? })
+    }
+
+    async fn come(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
     }
 }

@@ -35,6 +35,12 @@ pub struct ServeArgs {
     /// strangers out, or Envoy does by mutual TLS.
     #[arg(long, env = "TOLLGATE_ALLOW_REMOTE")]
     allow_remote: bool,
+    /// How many requests are read and decided at once, each of 2 MiB at the most; beyond that they get 503 at once.
+    #[arg(long, env = "TOLLGATE_MAX_IN_FLIGHT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    max_in_flight: u32,
+    /// How many connections there may be; beyond that new ones are closed at once. Each needs a file descriptor.
+    #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_connections: u32,
 }
 
 /// As the program uses it.
@@ -45,6 +51,8 @@ pub struct Settings {
     pub memory_keys: usize,
     /// `None`: callers are not asked for a token.
     pub tokens: Option<BearerTokens>,
+    pub max_in_flight: usize,
+    pub max_connections: usize,
 }
 
 impl Settings {
@@ -73,6 +81,8 @@ impl Settings {
             store_timeout: args.store_timeout,
             memory_keys: usize::try_from(args.memory_keys).unwrap_or(usize::MAX),
             tokens,
+            max_in_flight: args.max_in_flight as usize,
+            max_connections: args.max_connections as usize,
         })
     }
 }

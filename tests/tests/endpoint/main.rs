@@ -1,6 +1,7 @@
 //! The token endpoint as a process: who may ask, what it bears, what it tells, and how it is configured.
 
 mod auth;
+mod overload;
 
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};

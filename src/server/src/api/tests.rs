@@ -1,14 +1,18 @@
 use super::*;
 use crate::store::StoreUrl;
-use axum::body::Body;
 use axum::http::Request;
-use std::time::Duration;
+use hyper::body::{Frame, SizeHint};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::time::Instant;
 use tower::ServiceExt;
+
+const PLACES: usize = 2;
 
 fn endpoint(tokens: Option<&str>) -> Arc<Endpoint> {
     let store: StoreUrl = "memory".parse().unwrap();
     let store = store.open(Duration::from_millis(20), 1000).unwrap();
-    Arc::new(Endpoint::new(store, tokens.map(|list| BearerTokens::parse_list(list).unwrap())))
+    Arc::new(Endpoint::new(store, tokens.map(|list| BearerTokens::parse_list(list).unwrap()), PLACES))
 }
 
 async fn send(endpoint: &Arc<Endpoint>, request: Request<Body>) -> Response {
@@ -20,7 +24,7 @@ async fn text(response: Response) -> String {
     String::from_utf8(body.to_vec()).unwrap()
 }
 
-async fn post(body: impl Into<Body>) -> (StatusCode, String) {
+async fn answer_to(body: impl Into<Body>) -> (StatusCode, String) {
     let response = send(&endpoint(None), Request::post(ADMIT_PATH).body(body.into()).unwrap()).await;
     (response.status(), text(response).await)
 }
@@ -39,7 +43,7 @@ const REQUEST: &str = r#"{"decisions":[{"charges":[{"policy":"p","key":"00000000
 
 #[tokio::test]
 async fn a_decision_is_answered() {
-    assert_eq!(post(REQUEST).await, (StatusCode::OK, r#"{"decisions":[{"admitted":[{"remaining":15}]}]}"#.into()));
+    assert_eq!(answer_to(REQUEST).await, (StatusCode::OK, r#"{"decisions":[{"admitted":[{"remaining":15}]}]}"#.into()));
 }
 
 #[tokio::test]
@@ -68,7 +72,7 @@ async fn bad_input_is_a_400_that_names_the_field() {
     ] {
         let body = REQUEST.replacen(from, to, 1);
         assert_ne!(body, REQUEST);
-        let (status, text) = post(body).await;
+        let (status, text) = answer_to(body).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{from} -> {to}");
         let problem: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert!(problem["detail"].as_str().unwrap().contains(expected), "{from} -> {to}: {text}");
@@ -78,20 +82,20 @@ async fn bad_input_is_a_400_that_names_the_field() {
 #[tokio::test]
 async fn one_bucket_twice_in_a_decision_is_refused() {
     let charge = &REQUEST[REQUEST.find("{\"policy\"").unwrap()..REQUEST.len() - 4];
-    let (status, text) = post(REQUEST.replacen(charge, &format!("{charge},{charge}"), 1)).await;
+    let (status, text) = answer_to(REQUEST.replacen(charge, &format!("{charge},{charge}"), 1)).await;
     assert_eq!(status, StatusCode::BAD_REQUEST, "{text}");
     assert!(text.contains("decisions[0].charges[1]: the same bucket as charges[0]"), "{text}");
 }
 
 #[tokio::test]
 async fn what_is_too_large_is_refused() {
-    assert_eq!(post(" ".repeat(MAX_BODY + 1)).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(answer_to(" ".repeat(MAX_BODY + 1)).await.0, StatusCode::PAYLOAD_TOO_LARGE);
     let decision = &REQUEST[REQUEST.find("{\"charges\"").unwrap()..REQUEST.len() - 2];
     let many = format!("{{\"decisions\":[{}]}}", vec![decision; 129].join(","));
-    let (status, text) = post(many).await;
+    let (status, text) = answer_to(many).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert!(text.contains("decisions: must have 1 to 128 items, has 129"), "{text}");
-    assert_eq!(post("[".repeat(100_000)).await.0, StatusCode::BAD_REQUEST);
+    assert_eq!(answer_to("[".repeat(100_000)).await.0, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test]
@@ -115,4 +119,76 @@ async fn only_callers_with_a_token_are_answered() {
     for path in ["/healthz", "/readyz"] {
         assert_eq!(send(&endpoint, Request::get(path).body(Body::empty()).unwrap()).await.status(), StatusCode::OK);
     }
+}
+
+/// A body that declares so many bytes and never sends one.
+struct Declared(u64);
+
+impl HttpBody for Declared {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Poll::Pending
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0)
+    }
+}
+
+fn endless() -> Body {
+    Body::new(Declared(10))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let endpoint = endpoint(None);
+    let start = Instant::now();
+    let response = send(&endpoint, Request::post(ADMIT_PATH).body(endless()).unwrap()).await;
+    assert_eq!(detail(response, StatusCode::REQUEST_TIMEOUT).await, "the body was not there within 5s");
+    assert_eq!(start.elapsed().as_secs(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_too_many_is_refused_at_once_and_its_body_is_not_read() {
+    let endpoint = endpoint(None);
+    let held: Vec<_> = (0..PLACES)
+        .map(|_| {
+            let endpoint = Arc::clone(&endpoint);
+            tokio::spawn(async move { send(&endpoint, Request::post(ADMIT_PATH).body(endless()).unwrap()).await })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    let start = Instant::now();
+    let response = send(&endpoint, Request::post(ADMIT_PATH).body(endless()).unwrap()).await;
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+    assert!(detail(response, StatusCode::SERVICE_UNAVAILABLE).await.contains("--max-in-flight"));
+    let health = send(&endpoint, Request::get("/readyz").body(Body::empty()).unwrap()).await;
+    assert_eq!(health.status(), StatusCode::OK, "an overloaded endpoint is not a sick one");
+
+    for held in held {
+        assert_eq!(held.await.unwrap().status(), StatusCode::REQUEST_TIMEOUT);
+    }
+    assert_eq!(send(&endpoint, Request::post(ADMIT_PATH).body(REQUEST.into()).unwrap()).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn what_is_declared_too_large_is_refused_before_it_is_read() {
+    let body = Body::new(Declared(MAX_BODY as u64 + 1));
+    let response = send(&endpoint(None), Request::post(ADMIT_PATH).body(body).unwrap()).await;
+    assert_eq!(detail(response, StatusCode::PAYLOAD_TOO_LARGE).await, "a body has 2097152 bytes at the most");
+}
+
+#[tokio::test]
+async fn other_paths_and_methods_are_problems_too() {
+    let endpoint = endpoint(None);
+    let ask = async |method: &str, path: &str| {
+        send(&endpoint, Request::builder().method(method).uri(path).body(Body::empty()).unwrap()).await
+    };
+    assert!(detail(ask("GET", "/").await, StatusCode::NOT_FOUND).await.contains("/v1/admit"));
+    let response = ask("GET", ADMIT_PATH).await;
+    assert_eq!(response.headers()[header::ALLOW], "POST");
+    assert!(detail(response, StatusCode::METHOD_NOT_ALLOWED).await.contains("POST"));
 }

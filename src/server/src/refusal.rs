@@ -1,0 +1,63 @@
+//! Requests that get no decision: why, and how HTTP says so (RFC 9457).
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use std::time::Duration;
+use tollgate_core::wire::MAX_BODY;
+
+/// Why a request was not taken.
+#[derive(Debug)]
+pub enum Refusal {
+    /// As many requests are being decided as may be.
+    Overload,
+    /// No valid token.
+    Unauthorized,
+    /// What is wrong with it, and where.
+    BadRequest(String),
+    /// More than [`MAX_BODY`].
+    TooLarge,
+    /// The body was not there in time.
+    Timeout(Duration),
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Overload => with(
+                problem(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "as many requests are being decided as may be: --max-in-flight",
+                ),
+                header::RETRY_AFTER,
+                "1",
+            ),
+            Self::Unauthorized => with(
+                problem(
+                    StatusCode::UNAUTHORIZED,
+                    "this endpoint answers callers that hold a valid token: send \"Authorization: Bearer TOKEN\"",
+                ),
+                header::WWW_AUTHENTICATE,
+                "Bearer",
+            ),
+            Self::BadRequest(detail) => problem(StatusCode::BAD_REQUEST, &detail),
+            Self::TooLarge => {
+                problem(StatusCode::PAYLOAD_TOO_LARGE, &format!("a body has {MAX_BODY} bytes at the most"))
+            }
+            Self::Timeout(after) => {
+                problem(StatusCode::REQUEST_TIMEOUT, &format!("the body was not there within {after:?}"))
+            }
+        }
+    }
+}
+
+fn with(mut response: Response, name: header::HeaderName, value: &'static str) -> Response {
+    response.headers_mut().insert(name, HeaderValue::from_static(value));
+    response
+}
+
+/// A problem document.
+pub fn problem(status: StatusCode, detail: &str) -> Response {
+    let title = status.canonical_reason().unwrap_or("Error");
+    let body = serde_json::json!({"title": title, "status": status.as_u16(), "detail": detail});
+    (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+}
