@@ -46,6 +46,7 @@ wasm_cargo() {
 # Builds what the end-to-end tests and `make run` start: the filter and the token endpoint.
 build_all() {
     "$ROOT/tools/build-filter"
+    say "Building the token endpoint (one to three minutes the first time)."
     (cd "$ROOT" && CARGO_TARGET_DIR=$TARGET_DIR cargo build --release --package tollgate)
 }
 

@@ -106,6 +106,20 @@ impl FailCause {
     pub const ALL: [Self; 7] =
         [Self::Timeout, Self::Refused, Self::NoHost, Self::Status, Self::BadAnswer, Self::Store, Self::TooManyInFlight];
 
+    /// What an operator should look at.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Timeout => "no answer in time",
+            Self::Refused => "the connection was refused, was not made in time, or broke; or the endpoint said 503",
+            Self::NoHost => "the cluster is unknown, has no healthy host, or is at its own bound",
+            Self::Status => "an answer with another status than 200: is this the token endpoint, and the token right?",
+            Self::BadAnswer => "an answer that is none: is this the token endpoint?",
+            Self::Store => "the endpoint's store could not say",
+            Self::TooManyInFlight => "more requests wait than endpoint.max_in_flight",
+        }
+    }
+
     /// As it is called in metrics and logs.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -108,6 +108,13 @@ impl Template {
     /// # Errors
     /// Says what is wrong: no `/` at the start, a `**` before the end, or a segment that is partly a placeholder.
     pub fn new(text: &str) -> Result<Self, String> {
+        if text.starts_with('^') || text.contains(".*") || text.contains("[^") {
+            return Err(
+                "is matched as it stands and not as a regular expression: {name} or * stands for one segment, \
+                        ** for the rest"
+                    .into(),
+            );
+        }
         let Some(body) = text.strip_prefix('/') else {
             return Err(format!("a path template starts with '/': \"/{text}\""));
         };
@@ -254,6 +261,7 @@ mod tests {
     fn a_template_that_cannot_match_is_refused() {
         for (text, reason) in [
             ("v1", "starts with '/'"),
+            ("^/v1/.*", "not as a regular expression"),
             ("/a/**/b", "come last"),
             ("/a/x{id}", "whole segment"),
             ("/a/{}", "whole segment"),

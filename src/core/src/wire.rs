@@ -22,6 +22,7 @@ pub const MAX_BODY: usize = 2 * 1024 * 1024;
 
 /// A batch of decisions to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "a map with the field `decisions`")]
 pub struct AdmitRequest {
     /// 1 to [`MAX_DECISIONS`] of them.
     pub decisions: Vec<DecisionRequest>,
@@ -29,6 +30,7 @@ pub struct AdmitRequest {
 
 /// Charges of which all are made or none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "a map with the field `charges`")]
 pub struct DecisionRequest {
     /// 1 to [`MAX_CHARGES`] of them.
     pub charges: Vec<ChargeRequest>,

@@ -20,6 +20,9 @@ use tollgate_core::wire::{ADMIT_PATH, AdmitAnswer, AdmitRequest, DecisionAnswer,
 /// How often deadlines are looked at while requests wait. A part of the 20 ms that a fail mode may come late.
 const WATCH: Duration = Duration::from_millis(5);
 
+/// The least time between two warnings that the endpoint gave no verdict.
+const WARN_EVERY: Micros = Micros::from_secs(10);
+
 /// How far a request's decision is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -50,6 +53,9 @@ pub(crate) struct Worker {
     /// The tick that is set now, zero for none.
     tick: Cell<Duration>,
     idle_tick: Duration,
+    /// Requests without a verdict since the last warning, and when that was.
+    unreported: Cell<u64>,
+    warned: Cell<Option<Micros>>,
     // Host calls that run other callbacks are made with neither of these borrowed.
     gather: RefCell<Gather>,
     pending: RefCell<BTreeMap<u32, Pending>>,
@@ -83,6 +89,8 @@ impl Worker {
             woken: Cell::new(false),
             tick: Cell::new(Duration::ZERO),
             idle_tick,
+            unreported: Cell::new(0),
+            warned: Cell::new(None),
             gather: RefCell::new(gather),
             pending: RefCell::default(),
             set,
@@ -273,8 +281,28 @@ impl Worker {
     /// The endpoint cannot say: the fail modes decide.
     fn give_up(&self, decision: &mut Decision, cause: FailCause) -> Outcome {
         self.metrics.failure(cause);
+        self.warn_of(cause);
         decision.failed(&self.set);
         self.settle(decision)
+    }
+
+    /// Says in the log that fail modes decide, now and then: a wrong cluster must not go unnoticed.
+    fn warn_of(&self, cause: FailCause) {
+        let (count, now) = (self.unreported.get().saturating_add(1), host::now());
+        if self.warned.get().is_some_and(|warned| now.since(warned) < WARN_EVERY) {
+            self.unreported.set(count);
+            return;
+        }
+        self.warned.set(Some(now));
+        self.unreported.set(0);
+        let cluster = self.endpoint.as_ref().map_or("", |endpoint| endpoint.cluster.as_str());
+        let (name, meaning) = (cause.name(), cause.meaning());
+        host::log(
+            LogLevel::Warn,
+            &format!(
+                "no verdict from the cluster {cluster} for {count} requests, so fail modes decide; {name}: {meaning}"
+            ),
+        );
     }
 
     /// The outcome of a decision that has nothing more to ask. Should it ask all the same, nothing is admitted.

@@ -26,6 +26,9 @@ impl FromStr for StoreUrl {
         if text == "memory" {
             return Ok(Self::Memory);
         }
+        if text.starts_with("rediss://") {
+            return Err(format!("TLS to Redis is not supported yet: {FORMS}"));
+        }
         if !text.starts_with("redis://") {
             return Err(format!("not a store: {FORMS}"));
         }
@@ -43,7 +46,7 @@ impl StoreUrl {
     pub fn open(&self, timeout: Duration, keys: usize) -> Result<Store, String> {
         Ok(match self {
             Self::Memory => Store::Memory(MemoryStore::new(keys)),
-            Self::Redis(info) => Store::Redis(RedisStore::open(info, timeout)?),
+            Self::Redis(info) => Store::Redis(Box::new(RedisStore::open(info, timeout)?)),
         })
     }
 }
@@ -53,7 +56,7 @@ pub enum Store {
     /// This process's memory.
     Memory(MemoryStore),
     /// A Redis server.
-    Redis(RedisStore),
+    Redis(Box<RedisStore>),
 }
 
 impl Store {

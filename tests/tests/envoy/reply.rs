@@ -116,5 +116,9 @@ async fn a_policy_that_fails_closed_says_503_and_unavailable() {
     assert_eq!(send(request).await.header("grpc-status"), Some("14"));
     assert_eq!(upstream.requests(), 0);
     assert_eq!(envoy.count("failure.no_host").await, 2);
+    let warning =
+        "no verdict from the cluster tollgate for 1 requests, so fail modes decide; no_host: the cluster is unknown";
+    let warnings = envoy.process.log().matches(warning).count();
+    assert!((1..=2).contains(&warnings), "one for each worker at most, not one for each request: {warnings}");
     envoy.assert_sound();
 }

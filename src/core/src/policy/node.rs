@@ -105,17 +105,27 @@ impl<'a> Node<'a> {
     }
 
     /// A map with exactly one of the `known` fields, which says what kind of thing this is.
-    pub(super) fn choice(&self, known: &[&str]) -> Option<(&'a str, Node<'a>)> {
-        let fields = self.fields(known)?;
-        match fields.map {
-            [(name, value)] if known.contains(&name.as_str()) => Some((name, self.child(name, value))),
-            [_] => None,
-            _ => self.refuse(format!("must have exactly one of: {}", known.join(", "))),
+    pub(super) fn choice(&self, known: &[&str], example: &str) -> Option<(&'a str, Node<'a>)> {
+        let Tree::Map(map) = self.tree else {
+            return self.refuse(format!("must be a map such as {example}, not {}", self.tree.kind()));
+        };
+        let is_known = |name: &String| known.contains(&name.as_str());
+        match map.as_slice() {
+            [(name, value)] if is_known(name) => Some((name, self.child(name, value))),
+            [(name, value)] if nearest(name, known).is_some() => {
+                self.child(name, value).refuse(unknown("field", name, known))
+            }
+            // What belongs inside was written here, perhaps.
+            _ => self.refuse(format!("must have exactly one of {}, such as {example}", known.join(", "))),
         }
     }
 
     pub(super) fn list(&self) -> Option<Vec<Self>> {
-        let Tree::List(list) = self.tree else { return self.refuse_kind("a list") };
+        let list = match self.tree {
+            Tree::List(list) => list,
+            Tree::Text(text) => return self.refuse(format!("must be a list: [{text}]")),
+            _ => return self.refuse_kind("a list"),
+        };
         let item = |(index, tree)| Self { tree, path: format!("{}[{index}]", self.path), issues: self.issues };
         Some(list.iter().enumerate().map(item).collect())
     }
@@ -184,6 +194,10 @@ impl<'a> Node<'a> {
             Tree::Text(text) if text.parse::<u64>().is_ok() => {
                 self.refuse(format!("must be a number without quotes: {text}"))
             }
+            // Envoy hands on a YAML number with a fraction as text.
+            Tree::Text(text) if text.bytes().all(|b| b.is_ascii_digit() || b"+-.eE".contains(&b)) => {
+                self.refuse(format!("must be a whole number between {least} and {most}, is {text}"))
+            }
             _ => self.refuse_kind(&format!("a whole number between {least} and {most}")),
         }
     }
@@ -239,12 +253,19 @@ pub fn is_name(text: &str) -> bool {
 
 /// Says that a name is not known, and which was probably meant.
 pub(super) fn unknown(what: &str, name: &str, known: &[&str]) -> String {
-    let distance = |word: &str| strsim::damerau_levenshtein(name, word);
-    let limit = name.chars().count().div_ceil(3);
-    let near = known.iter().map(|word| (distance(word), *word)).filter(|(d, _)| *d <= limit).min();
-    match near {
-        Some((_, word)) => format!("unknown {what} {name:?}: did you mean {word:?}?"),
+    match nearest(name, known) {
+        Some(word) => format!("unknown {what} {name:?}: did you mean {word:?}?"),
         None if known.is_empty() => format!("unknown {what} {name:?}"),
         None => format!("unknown {what} {name:?}: known are {}", known.join(", ")),
     }
+}
+
+/// The word that was probably meant, if one is near.
+fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let near = known.iter().filter_map(|word| {
+        let distance = strsim::damerau_levenshtein(name, word);
+        let longest = name.chars().count().max(word.chars().count());
+        (distance.saturating_mul(5) <= longest.saturating_mul(2)).then_some((distance, *word))
+    });
+    near.min().map(|(_, word)| word)
 }

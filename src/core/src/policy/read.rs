@@ -68,7 +68,7 @@ fn hash_key(node: &Node<'_>, env: Env<'_>) -> Option<HashKey> {
 
 /// A secret from the environment or as it stands, and where it stands.
 fn secret<'a>(node: &Node<'a>, env: Env<'_>) -> Option<(String, Node<'a>)> {
-    let (kind, value) = node.choice(&["env", "value"])?;
+    let (kind, value) = node.choice(&["env", "value"], "{env: TOLLGATE_HASH_KEY}")?;
     let text = value.text()?;
     let secret = if kind == "env" {
         match env(text) {
@@ -147,7 +147,7 @@ fn identity(name: &str, node: &Node<'_>) -> Option<Identity> {
 }
 
 fn source(node: &Node<'_>) -> Option<Source> {
-    let (kind, value) = node.choice(&["header", "client_address"])?;
+    let (kind, value) = node.choice(&["header", "client_address"], "{header: x-api-key} or {client_address: {}}")?;
     if kind == "header" {
         let name = value.text()?;
         let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
@@ -332,7 +332,7 @@ fn fail_mode(node: &Node<'_>) -> Option<FailMode> {
             None => None,
         };
     }
-    let (_, value) = node.choice(&["local"])?;
+    let (_, value) = node.choice(&["local"], "{local: {token_bucket: {capacity: 20, refill: 5/s}}}")?;
     token_bucket_limit(&value, "an emergency budget").map(FailMode::Local)
 }
 
@@ -346,7 +346,7 @@ fn token_bucket_limit(node: &Node<'_>, whose: &str) -> Option<TokenBucket> {
 
 fn limit(node: &Node<'_>) -> Option<Limit> {
     const ALGORITHMS: &[&str] = &["token_bucket", "gcra", "fixed_window", "sliding_window", "sliding_log"];
-    let (algorithm, value) = node.choice(ALGORITHMS)?;
+    let (algorithm, value) = node.choice(ALGORITHMS, "{token_bucket: {capacity: 20, refill: 5/s}}")?;
     match algorithm {
         "token_bucket" => {
             let fields = value.fields(&["capacity", "refill"])?;

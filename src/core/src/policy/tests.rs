@@ -304,7 +304,28 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
             "\"auth_token\": {\"env\": \"UNSET\"}",
             "endpoint.auth_token.env: the environment variable UNSET is not set",
         ),
-        ("[\"GET\"]", "\"GET\"", "routes[1].methods: must be a list, not text"),
+        ("[\"GET\"]", "\"GET\"", "routes[1].methods: must be a list: [GET]"),
+        (
+            "\"cost\": 5",
+            "\"cost\": \"1.5\"",
+            "routes[1].cost: must be a whole number between 1 and 999999999999, is 1.5",
+        ),
+        ("\"policies\"", "\"policy\"", "did you mean \"policies\"?"),
+        (
+            "{\"token_bucket\": {\"capacity\": 200, \"refill\": \"50/s\"}}",
+            "{\"capacity\": 200, \"refill\": \"50/s\"}",
+            "policies[0].limit: must have exactly one of token_bucket, gcra, fixed_window, sliding_window, sliding_log, such as {token_bucket: {capacity: 20, refill: 5/s}}",
+        ),
+        (
+            "{\"env\": \"TOLLGATE_HASH_KEY\"}",
+            "\"TOLLGATE_HASH_KEY\"",
+            "hash_key: must be a map such as {env: TOLLGATE_HASH_KEY}, not text",
+        ),
+        (
+            "\"/v1/export/**\"",
+            "\"^/v1/export/.*$\"",
+            "routes[2].path: is matched as it stands and not as a regular expression",
+        ),
         ("\"exempt\": true", "\"exempt\": \"true\"", "routes[0].exempt: must be true without quotes"),
         (
             "\"X-Api-Key\"",

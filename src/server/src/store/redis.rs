@@ -2,7 +2,10 @@
 
 use crate::throttle::Throttle;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use redis::{Client, ConnectionInfo, ErrorKind, Pipeline, RedisError, RedisResult, Script, ServerErrorKind};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, Pipeline, RedisError, RedisResult, Script,
+    ServerErrorKind,
+};
 use std::time::Duration;
 use tokio::time::timeout;
 use tollgate_core::limit::Limit;
@@ -10,9 +13,13 @@ use tollgate_core::units::{Micros, RefillRate, Tokens};
 use tollgate_core::wire::{Admitted, DecisionAnswer, DecisionRequest, Denial, Denied, Failure};
 use tracing::warn;
 
+/// How long to look for the reason why there is no answer; nobody's request waits for it.
+const DIAGNOSIS: Duration = Duration::from_secs(1);
+
 const SCRIPT: &str = include_str!("limits.lua");
 
 pub struct RedisStore {
+    client: Client,
     connection: ConnectionManager,
     script: Script,
     timeout: Duration,
@@ -30,8 +37,16 @@ impl RedisStore {
             .set_response_timeout(Some(timeout))
             .set_connection_timeout(Some(Duration::from_secs(1).max(timeout)))
             .set_max_delay(Duration::from_secs(1));
-        let connection = ConnectionManager::new_lazy_with_config(client, config).map_err(refused)?;
-        Ok(Self { connection, script: Script::new(SCRIPT), timeout, address, failures: Throttle::default() })
+        let connection = ConnectionManager::new_lazy_with_config(client.clone(), config).map_err(refused)?;
+        let first = client.clone();
+        let named = address.clone();
+        // A wrong name, port or password is to be seen at the start, and not only when the first request fails.
+        tokio::spawn(async move {
+            if let Err(error) = diagnose(&first).await {
+                warn!(%error, address = named, "the store does not answer yet; it is tried again with each request");
+            }
+        });
+        Ok(Self { client, connection, script: Script::new(SCRIPT), timeout, address, failures: Throttle::default() })
     }
 
     pub fn describe(&self) -> String {
@@ -43,7 +58,11 @@ impl RedisStore {
         match timeout(self.timeout, redis::cmd("PING").query_async::<()>(&mut connection)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("no answer within {:?}", self.timeout)),
+            // The kept connection is made in the background and does not tell why it cannot be.
+            Err(_) => match diagnose(&self.client).await {
+                Ok(()) => Err(format!("no answer within {:?}, though a new connection is answered", self.timeout)),
+                Err(error) => Err(error),
+            },
         }
     }
 
@@ -127,6 +146,20 @@ impl RedisStore {
             Ok(replies) => replies,
             Err(error) => which.iter().map(|_| Err(error.clone())).collect(),
         }
+    }
+}
+
+/// Whether a new connection is answered; if not, whether the name, the port, the password or the database is wrong.
+async fn diagnose(client: &Client) -> Result<(), String> {
+    let config =
+        AsyncConnectionConfig::new().set_connection_timeout(Some(DIAGNOSIS)).set_response_timeout(Some(DIAGNOSIS));
+    let attempt = async {
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        redis::cmd("PING").query_async::<()>(&mut connection).await
+    };
+    match timeout(DIAGNOSIS, attempt).await {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {DIAGNOSIS:?}")),
     }
 }
 
