@@ -2,8 +2,9 @@
 
 use crate::admit;
 use crate::auth::BearerTokens;
+use crate::metrics::{self, Metrics, Stage};
 use crate::readiness::Readiness;
-use crate::refusal::{Refusal, problem};
+use crate::refusal::{Reason, Refusal, problem};
 use crate::store::Store;
 use crate::throttle::Throttle;
 use axum::Router;
@@ -15,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tollgate_core::wire::{ADMIT_PATH, MAX_BODY};
@@ -29,8 +30,10 @@ pub struct Endpoint {
     store: Store,
     /// `None`: every caller may ask.
     tokens: Option<BearerTokens>,
+    max_in_flight: usize,
     /// One for each request that may be read and decided at once.
     places: Semaphore,
+    metrics: Metrics,
     readiness: Readiness,
     strangers: Throttle,
     turned_away: Throttle,
@@ -41,7 +44,9 @@ impl Endpoint {
         Self {
             store,
             tokens,
+            max_in_flight,
             places: Semaphore::new(max_in_flight),
+            metrics: Metrics::new(),
             readiness: Readiness::default(),
             strangers: Throttle::default(),
             turned_away: Throttle::default(),
@@ -51,6 +56,10 @@ impl Endpoint {
     pub fn store(&self) -> &Store {
         &self.store
     }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
 }
 
 pub fn router(endpoint: Arc<Endpoint>) -> Router {
@@ -58,13 +67,21 @@ pub fn router(endpoint: Arc<Endpoint>) -> Router {
     let open = Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(ready));
     let closed = Router::new()
         .route(ADMIT_PATH, post(admit))
+        .route("/metrics", get(metrics_page))
         .route_layer(from_fn_with_state(Arc::clone(&endpoint), authenticate));
     open.merge(closed)
         .fallback(|| async { problem(StatusCode::NOT_FOUND, &format!("decisions are asked for at {ADMIT_PATH}")) })
         .method_not_allowed_fallback(|| async {
             problem(StatusCode::METHOD_NOT_ALLOWED, &format!("{ADMIT_PATH} takes POST, all other paths GET"))
         })
+        .layer(from_fn_with_state(Arc::clone(&endpoint), count))
         .with_state(endpoint)
+}
+
+async fn count(State(endpoint): State<Arc<Endpoint>>, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    endpoint.metrics.replied(response.status().as_u16());
+    response
 }
 
 async fn authenticate(State(endpoint): State<Arc<Endpoint>>, request: Request, next: Next) -> Response {
@@ -82,30 +99,48 @@ impl Endpoint {
     async fn admit(&self, body: Body) -> Result<Response, Refusal> {
         // Before the body is read: what waits here would be decided when nobody waits for the answer any more.
         let _place = self.places.try_acquire().map_err(|_| Refusal::Overload)?;
+        let start = Instant::now();
         let body = read(body).await?;
+        let arrived = Instant::now();
         let request = admit::parse(&body).map_err(Refusal::BadRequest)?;
+        self.metrics.took(Stage::Parse, arrived);
+        let parsed = Instant::now();
         let answer = self.store.admit(request).await;
-        Ok(match serde_json::to_vec(&answer) {
+        self.metrics.took(Stage::Store, parsed);
+        self.metrics.answered(&answer);
+        let response = match serde_json::to_vec(&answer) {
             Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
             Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
-        })
+        };
+        self.metrics.took(Stage::Total, start);
+        Ok(response)
     }
 
     fn refuse(&self, refusal: Refusal) -> Response {
-        match refusal {
-            Refusal::Unauthorized => {
+        let reason = refusal.reason();
+        self.metrics.refused(reason);
+        match reason {
+            Reason::Unauthorized => {
                 if let Some(held_back) = self.strangers.pass() {
                     warn!(held_back, "a caller without a valid token was refused");
                 }
             }
-            Refusal::Overload => {
+            Reason::Overload => {
                 if let Some(held_back) = self.turned_away.pass() {
                     warn!(held_back, "a request was refused: as many are being decided as may be (--max-in-flight)");
                 }
             }
-            Refusal::BadRequest(_) | Refusal::TooLarge | Refusal::Timeout(_) => {}
+            Reason::BadRequest | Reason::TooLarge | Reason::Timeout => {}
         }
         refusal.into_response()
+    }
+}
+
+async fn metrics_page(State(endpoint): State<Arc<Endpoint>>) -> Response {
+    let in_flight = endpoint.max_in_flight.saturating_sub(endpoint.places.available_permits());
+    match endpoint.metrics.page(in_flight) {
+        Ok(page) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
 }
 

@@ -4,6 +4,7 @@ mod admit;
 mod api;
 mod auth;
 mod connection;
+mod metrics;
 mod readiness;
 mod refusal;
 mod serve;

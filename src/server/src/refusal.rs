@@ -20,6 +20,42 @@ pub enum Refusal {
     Timeout(Duration),
 }
 
+/// A [`Refusal`] as it is counted.
+#[derive(Clone, Copy, Debug)]
+pub enum Reason {
+    Overload,
+    Unauthorized,
+    BadRequest,
+    TooLarge,
+    Timeout,
+}
+
+impl Reason {
+    pub const ALL: [Self; 5] = [Self::Overload, Self::Unauthorized, Self::BadRequest, Self::TooLarge, Self::Timeout];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Overload => "overload",
+            Self::Unauthorized => "unauthorized",
+            Self::BadRequest => "bad_request",
+            Self::TooLarge => "too_large",
+            Self::Timeout => "timeout",
+        }
+    }
+}
+
+impl Refusal {
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Overload => Reason::Overload,
+            Self::Unauthorized => Reason::Unauthorized,
+            Self::BadRequest(_) => Reason::BadRequest,
+            Self::TooLarge => Reason::TooLarge,
+            Self::Timeout(_) => Reason::Timeout,
+        }
+    }
+}
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         match self {

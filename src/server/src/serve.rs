@@ -2,6 +2,7 @@
 
 use crate::api::{Endpoint, router};
 use crate::connection::{self, End};
+use crate::refusal::Reason;
 use crate::throttle::Throttle;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -49,7 +50,7 @@ async fn accept(
     listener: TcpListener,
     endpoint: &Arc<Endpoint>,
     max_connections: usize,
-    connections: &mut JoinSet<()>,
+    connections: &mut JoinSet<End>,
     ending: &watch::Sender<bool>,
 ) {
     let builder = Arc::new(connection::builder());
@@ -58,7 +59,13 @@ async fn accept(
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            Some(_) = connections.join_next() => continue,
+            Some(ended) = connections.join_next() => {
+                if ended.is_ok_and(|end| end == End::TooSlow) {
+                    endpoint.metrics().refused(Reason::Timeout);
+                }
+                endpoint.metrics().connections(connections.len());
+                continue;
+            }
         };
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -73,6 +80,7 @@ async fn accept(
             }
         };
         if connections.len() >= max_connections {
+            endpoint.metrics().refused(Reason::Overload);
             if let Some(held_back) = refusals.pass() {
                 warn!(max_connections, held_back, "a connection was refused: there are as many as there may be");
             }
@@ -81,9 +89,8 @@ async fn accept(
         // An answer is one small write: waiting for more to send with it only delays it.
         let _ = stream.set_nodelay(true);
         let (builder, app, ending) = (Arc::clone(&builder), app.clone(), ending.subscribe());
-        connections.spawn(async move {
-            let _: End = connection::serve(&builder, stream, app, ending).await;
-        });
+        connections.spawn(async move { connection::serve(&builder, stream, app, ending).await });
+        endpoint.metrics().connections(connections.len());
     }
 }
 

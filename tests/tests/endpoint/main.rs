@@ -1,6 +1,7 @@
 //! The token endpoint as a process: who may ask, what it bears, what it tells, and how it is configured.
 
 mod auth;
+mod metrics;
 mod overload;
 
 use reqwest::{Method, RequestBuilder};
@@ -21,6 +22,16 @@ fn decision() -> Value {
 /// POST /v1/admit for one decision.
 fn ask(address: SocketAddr) -> RequestBuilder {
     Client::new(address).request(Method::POST, "/v1/admit").body(decision().to_string())
+}
+
+/// Waits until so many requests are being decided.
+async fn in_flight(address: SocketAddr, count: &str) {
+    eventually("the requests are in flight", async || {
+        let page = Client::new(address).get("/metrics").await.body;
+        let line = page.lines().find_map(|line| line.strip_prefix("tollgate_in_flight "));
+        if line == Some(count) { Ok(()) } else { Err(format!("{line:?}")) }
+    })
+    .await;
 }
 
 /// A file for one test.

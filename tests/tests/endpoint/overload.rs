@@ -1,4 +1,4 @@
-use crate::{ask, decision};
+use crate::{ask, decision, in_flight};
 use reqwest::Method;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -19,11 +19,7 @@ async fn what_is_too_much_is_refused_at_once_and_never_queued() {
 
     redis.process.freeze();
     let held: Vec<_> = (0..4).map(|_| tokio::spawn(send(ask(address)))).collect();
-    eventually("all places are taken", async || match send(ask(address)).await.status {
-        503 => Ok(()),
-        status => Err(status),
-    })
-    .await;
+    in_flight(address, "4").await;
     for reply in burst(100, 20, |_| send(ask(address))).await {
         assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")));
         assert_eq!(reply.header("content-type"), Some("application/problem+json"));
@@ -87,7 +83,7 @@ async fn sigterm_lets_a_running_request_end_and_takes_no_more() {
     assert_eq!(send(ask(address)).await.status, 200);
     redis.process.freeze();
     let running = tokio::spawn(send(ask(address)));
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    in_flight(address, "1").await;
     endpoint.process.signal(libc::SIGTERM);
     eventually("nobody listens", async || match TcpStream::connect(address).await {
         Ok(_) => Err("somebody does"),

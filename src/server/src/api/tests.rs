@@ -4,7 +4,6 @@ use axum::http::Request;
 use hyper::body::{Frame, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use tokio::time::Instant;
 use tower::ServiceExt;
 
 const PLACES: usize = 2;
@@ -144,7 +143,7 @@ fn endless() -> Body {
 #[tokio::test(start_paused = true)]
 async fn a_body_that_does_not_come_is_not_waited_for() {
     let endpoint = endpoint(None);
-    let start = Instant::now();
+    let start = tokio::time::Instant::now();
     let response = send(&endpoint, Request::post(ADMIT_PATH).body(endless()).unwrap()).await;
     assert_eq!(detail(response, StatusCode::REQUEST_TIMEOUT).await, "the body was not there within 5s");
     assert_eq!(start.elapsed().as_secs(), 5);
@@ -160,7 +159,7 @@ async fn a_request_too_many_is_refused_at_once_and_its_body_is_not_read() {
         })
         .collect();
     tokio::task::yield_now().await;
-    let start = Instant::now();
+    let start = tokio::time::Instant::now();
     let response = send(&endpoint, Request::post(ADMIT_PATH).body(endless()).unwrap()).await;
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert_eq!(response.headers()[header::RETRY_AFTER], "1");
@@ -191,4 +190,33 @@ async fn other_paths_and_methods_are_problems_too() {
     let response = ask("GET", ADMIT_PATH).await;
     assert_eq!(response.headers()[header::ALLOW], "POST");
     assert!(detail(response, StatusCode::METHOD_NOT_ALLOWED).await.contains("POST"));
+}
+
+#[tokio::test]
+async fn metrics_show_what_happened_to_callers_with_a_token() {
+    let endpoint = endpoint(Some("the-valid-token-0123"));
+    let ask = async |request: axum::http::request::Builder, body: &'static str| {
+        let request = request.header(header::AUTHORIZATION, "Bearer the-valid-token-0123");
+        send(&endpoint, request.body(body.into()).unwrap()).await
+    };
+    ask(Request::post(ADMIT_PATH), REQUEST).await;
+    ask(Request::post(ADMIT_PATH), "{}").await;
+    let response = send(&endpoint, Request::get("/metrics").body(Body::empty()).unwrap()).await;
+    assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+    let response = ask(Request::get("/metrics"), "").await;
+    assert_eq!(response.headers()[header::CONTENT_TYPE], metrics::CONTENT_TYPE);
+    let page = text(response).await;
+    for line in [
+        "tollgate_decisions_total{outcome=\"admitted\"} 1",
+        "tollgate_requests_total{code=\"200\"} 1",
+        "tollgate_requests_total{code=\"400\"} 1",
+        "tollgate_requests_total{code=\"401\"} 1",
+        "tollgate_refused_total{reason=\"bad_request\"} 1",
+        "tollgate_refused_total{reason=\"unauthorized\"} 1",
+        "tollgate_stage_duration_seconds_count{stage=\"parse\"} 1",
+        "tollgate_stage_duration_seconds_count{stage=\"store\"} 1",
+        "tollgate_stage_duration_seconds_count{stage=\"total\"} 1",
+    ] {
+        assert!(page.lines().any(|there| there == line), "{line}\n{page}");
+    }
 }

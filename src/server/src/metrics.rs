@@ -1,0 +1,206 @@
+//! What `GET /metrics` tells, in the OpenMetrics text format. All series are here from the start and no request adds
+//! one, so that a rate is right from the first event, and no caller decides how many there are.
+
+use crate::refusal::Reason;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+use std::time::Instant;
+use tollgate_core::wire::{AdmitAnswer, DecisionAnswer, Denial, Failure};
+
+/// For Prometheus, which asks for the version of the format by this.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// In seconds: fine where a decision is fast, with the default deadlines (20 ms for the store, 50 ms for the filter)
+/// among them.
+const BUCKETS: [f64; 15] =
+    [0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+/// The statuses that the endpoint answers with.
+pub const STATUSES: [u16; 9] = [200, 400, 401, 404, 405, 408, 413, 500, 503];
+
+const OUTCOMES: [&str; 4] = ["admitted", "denied", "over_capacity", "failed"];
+
+/// Kinds that are not among them (of a newer store) get a series when they first happen.
+const FAILURES: [Failure; 5] =
+    [Failure::StoreTimeout, Failure::StoreUnavailable, Failure::StoreError, Failure::StoreFull, Failure::Unknown];
+
+type Label<V> = [(&'static str, V); 1];
+
+/// The series.
+pub struct Metrics {
+    registry: Registry,
+    decisions: Family<Label<&'static str>, Counter>,
+    requests: Family<Label<u16>, Counter>,
+    store_errors: Family<Label<String>, Counter>,
+    refused: Family<Label<&'static str>, Counter>,
+    parse: Histogram,
+    store: Histogram,
+    total: Histogram,
+    in_flight: Gauge,
+    connections: Gauge,
+}
+
+/// A part of a request's way.
+#[derive(Clone, Copy)]
+pub enum Stage {
+    /// Reading what the body says.
+    Parse,
+    /// The store's decisions.
+    Store,
+    /// From the head to the answer: the body's arrival, and the stages above.
+    Total,
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("tollgate");
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        registry.register("build", "What runs", Info::new(version));
+
+        let decisions = Family::<Label<&'static str>, Counter>::default();
+        registry.register("decisions", "Decisions that were asked for, by what became of them", decisions.clone());
+        OUTCOMES.iter().for_each(|outcome| drop(decisions.get_or_create(&[("outcome", *outcome)])));
+
+        let requests = Family::<Label<u16>, Counter>::default();
+        registry.register("requests", "HTTP requests that were answered, by status", requests.clone());
+        STATUSES.iter().for_each(|status| drop(requests.get_or_create(&[("code", *status)])));
+
+        let store_errors = Family::<Label<String>, Counter>::default();
+        registry.register("store_errors", "Decisions that the store could not make, by kind", store_errors.clone());
+        FAILURES.iter().for_each(|failure| drop(store_errors.get_or_create(&[("kind", kind(*failure))])));
+
+        let refused = Family::<Label<&'static str>, Counter>::default();
+        registry.register("refused", "Requests and connections that were not taken, by reason", refused.clone());
+        Reason::ALL.iter().for_each(|reason| drop(refused.get_or_create(&[("reason", reason.name())])));
+
+        let stages = Family::<Label<&'static str>, Histogram, fn() -> Histogram>::new_with_constructor(|| {
+            Histogram::new(BUCKETS)
+        });
+        let help = "How long requests for decisions took, by stage";
+        registry.register_with_unit("stage_duration", help, Unit::Seconds, stages.clone());
+        let [parse, store, total] =
+            ["parse", "store", "total"].map(|stage| stages.get_or_create_owned(&[("stage", stage)]));
+
+        let (in_flight, connections) = (Gauge::default(), Gauge::default());
+        registry.register("in_flight", "Requests that are being read or decided", in_flight.clone());
+        registry.register("connections", "Connections that are open", connections.clone());
+        Self { registry, decisions, requests, store_errors, refused, parse, store, total, in_flight, connections }
+    }
+
+    /// Counts what became of each decision.
+    pub fn answered(&self, answer: &AdmitAnswer) {
+        let mut counts = [0; OUTCOMES.len()];
+        for decision in &answer.decisions {
+            counts[outcome(decision)] += 1;
+            if let DecisionAnswer::Failed(failure) = decision {
+                self.store_errors.get_or_create(&[("kind", kind(*failure))]).inc();
+            }
+        }
+        for (outcome, count) in OUTCOMES.into_iter().zip(counts).filter(|(_, count)| *count > 0) {
+            self.decisions.get_or_create(&[("outcome", outcome)]).inc_by(count);
+        }
+    }
+
+    /// Counts an HTTP answer.
+    pub fn replied(&self, status: u16) {
+        self.requests.get_or_create(&[("code", status)]).inc();
+    }
+
+    /// Counts a request or a connection that was not taken.
+    pub fn refused(&self, reason: Reason) {
+        self.refused.get_or_create(&[("reason", reason.name())]).inc();
+    }
+
+    /// Measures a stage that began then and ends now.
+    pub fn took(&self, stage: Stage, since: Instant) {
+        let histogram = match stage {
+            Stage::Parse => &self.parse,
+            Stage::Store => &self.store,
+            Stage::Total => &self.total,
+        };
+        histogram.observe(since.elapsed().as_secs_f64());
+    }
+
+    pub fn connections(&self, count: usize) {
+        self.connections.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// The page, as of now.
+    pub fn page(&self, in_flight: usize) -> Result<String, std::fmt::Error> {
+        self.in_flight.set(i64::try_from(in_flight).unwrap_or(i64::MAX));
+        let mut page = String::new();
+        encode(&mut page, &self.registry)?;
+        Ok(page)
+    }
+}
+
+/// Which of [`OUTCOMES`].
+fn outcome(decision: &DecisionAnswer) -> usize {
+    match decision {
+        DecisionAnswer::Admitted(_) => 0,
+        DecisionAnswer::Denied(charges) => {
+            let never = charges.iter().any(|charge| charge.denied == Some(Denial::OverCapacity));
+            if never { 2 } else { 1 }
+        }
+        DecisionAnswer::Failed(_) => 3,
+    }
+}
+
+/// As it is called on the wire.
+fn kind(failure: Failure) -> String {
+    serde_json::to_value(failure).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::wire::{Admitted, Denied};
+
+    fn denied(denials: &[Option<Denial>]) -> DecisionAnswer {
+        DecisionAnswer::Denied(denials.iter().map(|denied| Denied { remaining: 0, denied: *denied }).collect())
+    }
+
+    #[test]
+    fn each_decision_is_counted_by_what_became_of_it() {
+        let metrics = Metrics::new();
+        metrics.answered(&AdmitAnswer {
+            decisions: vec![
+                DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }]),
+                DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }]),
+                denied(&[None, Some(Denial::WaitUs(1))]),
+                denied(&[Some(Denial::WaitUs(1)), Some(Denial::OverCapacity)]),
+                DecisionAnswer::Failed(Failure::StoreTimeout),
+            ],
+        });
+        let page = metrics.page(3).unwrap();
+        for line in [
+            "tollgate_decisions_total{outcome=\"admitted\"} 2",
+            "tollgate_decisions_total{outcome=\"denied\"} 1",
+            "tollgate_decisions_total{outcome=\"over_capacity\"} 1",
+            "tollgate_decisions_total{outcome=\"failed\"} 1",
+            "tollgate_store_errors_total{kind=\"store_timeout\"} 1",
+            "tollgate_store_errors_total{kind=\"store_full\"} 0",
+            "tollgate_in_flight 3",
+            concat!("tollgate_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
+        ] {
+            assert!(page.lines().any(|there| there == line), "{line}\n{page}");
+        }
+    }
+
+    #[test]
+    fn no_event_adds_a_series() {
+        let metrics = Metrics::new();
+        let series = |metrics: &Metrics| metrics.page(0).unwrap().lines().count();
+        let before = series(&metrics);
+        metrics.answered(&AdmitAnswer { decisions: FAILURES.map(DecisionAnswer::Failed).into() });
+        Reason::ALL.into_iter().for_each(|reason| metrics.refused(reason));
+        STATUSES.into_iter().for_each(|status| metrics.replied(status));
+        [Stage::Parse, Stage::Store, Stage::Total].into_iter().for_each(|stage| metrics.took(stage, Instant::now()));
+        assert_eq!(series(&metrics), before);
+    }
+}
