@@ -23,6 +23,7 @@ pub struct EnvoyBuilder {
     /// `None` answers by itself.
     upstream: Option<SocketAddr>,
     endpoint: Option<SocketAddr>,
+    cluster: &'static str,
     workers: u32,
     as_struct: bool,
     stop_iteration: bool,
@@ -36,12 +37,26 @@ impl EnvoyBuilder {
 
     /// With a fixed answer in place of an upstream, and perhaps without the filter.
     pub fn benchmark(policy: Option<Value>) -> Self {
-        Self { policy, upstream: None, endpoint: None, workers: 2, as_struct: false, stop_iteration: false }
+        Self {
+            policy,
+            upstream: None,
+            endpoint: None,
+            cluster: "tollgate",
+            workers: 2,
+            as_struct: false,
+            stop_iteration: false,
+        }
     }
 
     /// Where the cluster `tollgate` leads.
     pub fn endpoint(mut self, address: SocketAddr) -> Self {
         self.endpoint = Some(address);
+        self
+    }
+
+    /// Another name for the cluster of the endpoint, which then speaks HTTP/2.
+    pub fn http2_cluster(mut self, name: &'static str) -> Self {
+        self.cluster = name;
         self
     }
 
@@ -129,7 +144,7 @@ impl EnvoyBuilder {
     }
 
     fn bootstrap(&self) -> Value {
-        let clusters = [("upstream", self.upstream), ("tollgate", self.endpoint)];
+        let clusters = [("upstream", self.upstream), (self.cluster, self.endpoint)];
         let clusters = clusters.into_iter().filter_map(|(name, address)| Some(cluster(name, address?)));
         json!({
             "node": {"id": "test", "cluster": "test"},
@@ -231,7 +246,13 @@ impl Envoy {
 }
 
 fn cluster(name: &str, address: SocketAddr) -> Value {
+    let http2 = json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+        "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+        "explicit_http_config": {"http2_protocol_options": {}},
+    }});
+    let plain = matches!(name, "upstream" | "tollgate");
     json!({
+        "typed_extension_protocol_options": if plain { json!({}) } else { http2 },
         "name": name, "type": "STATIC", "connect_timeout": "0.05s",
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {
             "socket_address": {"address": address.ip().to_string(), "port_value": address.port()}}}}]}]},

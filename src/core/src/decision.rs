@@ -111,9 +111,11 @@ impl FailCause {
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Timeout => "no answer in time",
-            Self::Refused => "the connection was refused, was not made in time, or broke; or the endpoint said 503",
+            Self::Refused => "the connection was refused, was not made in time, or broke",
             Self::NoHost => "the cluster is unknown, has no healthy host, or is at its own bound",
-            Self::Status => "an answer with another status than 200: is this the token endpoint, and the token right?",
+            Self::Status => {
+                "an answer with another status than 200: is the endpoint overloaded, the token right, the cluster?"
+            }
             Self::BadAnswer => "an answer that is none: is this the token endpoint?",
             Self::Store => "the endpoint's store could not say",
             Self::TooManyInFlight => "more requests wait than endpoint.max_in_flight",

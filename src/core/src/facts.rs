@@ -58,18 +58,30 @@ impl Value {
     }
 }
 
+/// What one source says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing: the next source is asked.
+    Absent,
+    /// Several values. No other source is asked: who sends a header twice must not choose by that which source counts.
+    Ambiguous,
+    /// The identity's value.
+    Value(Value),
+}
+
 impl Source {
-    /// The identity's value, or `None` when this source has none: absent, empty, ambiguous or not an address.
+    /// What this source says of a request. An empty header, and an address that is none, are absent.
     #[must_use]
-    pub fn value(&self, facts: &impl Facts) -> Option<Value> {
+    pub fn find(&self, facts: &impl Facts) -> Found {
         match self {
             Self::Header(name) => match facts.header(name) {
-                Header::One(value) if !value.is_empty() => Some(Value::Text(value)),
-                _ => None,
+                Header::One(value) if !value.is_empty() => Found::Value(Value::Text(value)),
+                Header::Several => Found::Ambiguous,
+                Header::One(_) | Header::Absent => Found::Absent,
             },
-            Self::ClientAddress { ipv6_prefix } => {
-                group_address(parse_address(&facts.client_address())?, *ipv6_prefix).map(Value::Address)
-            }
+            Self::ClientAddress { ipv6_prefix } => parse_address(&facts.client_address())
+                .and_then(|address| group_address(address, *ipv6_prefix))
+                .map_or(Found::Absent, |bytes| Found::Value(Value::Address(bytes))),
         }
     }
 }
@@ -162,7 +174,10 @@ pub(crate) mod tests {
     }
 
     fn client(address: &str, ipv6_prefix: u8) -> Option<Value> {
-        Source::ClientAddress { ipv6_prefix }.value(&Request::get("/").with_client(address))
+        match (Source::ClientAddress { ipv6_prefix }).find(&Request::get("/").with_client(address)) {
+            Found::Value(value) => Some(value),
+            Found::Absent | Found::Ambiguous => None,
+        }
     }
 
     #[test]
@@ -197,10 +212,11 @@ pub(crate) mod tests {
     fn a_header_is_an_identity_only_when_it_has_one_value() {
         let source = Source::Header("x-api-key".into());
         let get = || Request::get("/");
-        assert_eq!(source.value(&get()), None);
-        assert_eq!(source.value(&get().with("x-api-key", "")), None);
-        assert_eq!(source.value(&get().with("x-api-key", "a,b")), Some(Value::Text(b"a,b".to_vec())));
-        assert_eq!(source.value(&get().with("x-api-key", [0xff, 0xfe])), Some(Value::Text(vec![0xff, 0xfe])));
-        assert_eq!(source.value(&get().with("x-api-key", "a").with("x-api-key", "a")), None);
+        let text = |bytes: &[u8]| Found::Value(Value::Text(bytes.to_vec()));
+        assert_eq!(source.find(&get()), Found::Absent);
+        assert_eq!(source.find(&get().with("x-api-key", "")), Found::Absent);
+        assert_eq!(source.find(&get().with("x-api-key", "a,b")), text(b"a,b"));
+        assert_eq!(source.find(&get().with("x-api-key", [0xff, 0xfe])), text(&[0xff, 0xfe]));
+        assert_eq!(source.find(&get().with("x-api-key", "a").with("x-api-key", "a")), Found::Ambiguous);
     }
 }

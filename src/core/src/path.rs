@@ -142,6 +142,17 @@ impl Template {
         Ok(template)
     }
 
+    /// Whether every path of the other's form is of this form.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let lengths = if self.open {
+            self.segments.len() <= other.segments.len()
+        } else {
+            !other.open && self.segments.len() == other.segments.len()
+        };
+        lengths && self.segments.iter().zip(&other.segments).all(|(own, its)| *own == Segment::Any || own == its)
+    }
+
     /// Whether the path is of this form. Linear in the number of segments.
     #[must_use]
     pub fn matches(&self, path: &NormalPath) -> bool {
@@ -255,6 +266,27 @@ mod tests {
             assert_eq!(matches("/v1/export/**", path), expected, "{path}");
         }
         assert!(matches("/", "/") && matches("/", "//") && !matches("/", "/a") && matches("/**", "/a/b"));
+    }
+
+    #[test]
+    fn a_wider_template_covers_a_narrower_one() {
+        let covers = |one: &str, other: &str| Template::new(one).unwrap().covers(&Template::new(other).unwrap());
+        for (one, other) in [
+            ("/**", "/a"),
+            ("/**", "/**"),
+            ("/a/**", "/a"),
+            ("/a/**", "/a/{x}/**"),
+            ("/a/{x}", "/a/b"),
+            ("/a", "/a/"),
+            ("/a/*", "/a/{x}"),
+        ] {
+            assert!(covers(one, other), "{one} {other}");
+        }
+        for (one, other) in
+            [("/a", "/b"), ("/a/b", "/a/{x}"), ("/a/{x}", "/a/**"), ("/a/{x}", "/a"), ("/a/b/**", "/a/**")]
+        {
+            assert!(!covers(one, other), "{one} {other}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ pub(crate) mod tests;
 
 pub use node::{Issue, PolicyErrors, is_name};
 
-use crate::facts::{Facts, Source, Value};
+use crate::facts::{Facts, Found, Source, Value};
 use crate::key::{Digest, HashKey};
 use crate::limit::{Limit, TokenBucket};
 use crate::path::{NormalPath, Template};
@@ -305,13 +305,26 @@ impl PolicySet {
 }
 
 impl Identity {
-    /// The first source that has a value.
+    /// What the first source says that says anything. `None` when that is ambiguous, or when none does.
     fn value(&self, facts: &impl Facts) -> Option<Value> {
-        self.sources.iter().find_map(|source| source.value(facts))
+        match self.sources.iter().map(|source| source.find(facts)).find(|found| *found != Found::Absent)? {
+            Found::Value(value) => Some(value),
+            Found::Absent | Found::Ambiguous => None,
+        }
     }
 }
 
 impl RouteClass {
+    /// Whether every request of the other class is of this one.
+    fn takes_all_of(&self, other: &Self) -> bool {
+        let methods = match (&self.methods, &other.methods) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(own), Some(its)) => its.iter().all(|method| own.contains(method)),
+        };
+        methods && self.template.covers(&other.template)
+    }
+
     fn matches(&self, method: &[u8], path: &NormalPath) -> bool {
         // HEAD is answered like GET (RFC 9110 §9.3.2), so it is limited like GET.
         let is = |listed: &String| listed.as_bytes() == method || (listed == "GET" && method == b"HEAD");

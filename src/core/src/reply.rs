@@ -140,6 +140,7 @@ mod tests {
 
     #[test]
     fn a_short_wait_is_a_whole_second() {
+        assert_eq!(header(&denied(vec![0], Some(0)), "retry-after"), Some("1"));
         assert_eq!(header(&denied(vec![0], Some(1)), "retry-after"), Some("1"));
         assert_eq!(header(&denied(vec![0], Some(1_000_000)), "retry-after"), Some("1"));
     }

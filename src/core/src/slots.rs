@@ -16,8 +16,9 @@ pub const SETS: u32 = 8192;
 /// Buckets of single keys in a set.
 pub const WAYS: usize = 4;
 
-/// Overflow buckets in a set: one for each policy, of one configuration and of those it replaced a moment ago.
-const MAX_OVERFLOWS: usize = 128;
+/// All buckets in a set: beside the ways one overflow bucket for each policy, of one configuration and of those it
+/// replaced a moment ago.
+const MAX_ENTRIES: usize = 128;
 
 /// How long a hold counts at least; twice that at most. Longer than any decision takes, so a hold that is older than
 /// this was forgotten: its units are taken for spent, and the bucket may fill up again.
@@ -92,6 +93,9 @@ impl core::error::Error for Malformed {}
 /// One entry: key, overflow flag, seven little-endian numbers.
 const ENTRY_LEN: usize = Digest::LEN + 1 + 7 * 8;
 
+/// Names the format of the stored bytes: another one has entries of another size.
+pub const FORMAT: usize = ENTRY_LEN;
+
 impl SlotSet {
     /// Reads a set and drops the buckets that are full by `now`.
     ///
@@ -99,7 +103,7 @@ impl SlotSet {
     /// When the bytes are not a set that [`encode`](Self::encode) wrote.
     pub fn decode(bytes: &[u8], now: Micros) -> Result<Self, Malformed> {
         let (entries, rest) = bytes.as_chunks::<ENTRY_LEN>();
-        if !rest.is_empty() || entries.len() > MAX_OVERFLOWS.saturating_add(WAYS) {
+        if !rest.is_empty() || entries.len() > MAX_ENTRIES.saturating_add(WAYS) {
             return Err(Malformed);
         }
         let mut set = Self { entries: entries.iter().map(Entry::decode).collect::<Option<_>>().ok_or(Malformed)? };
@@ -127,7 +131,14 @@ impl SlotSet {
         let free = taken < WAYS;
         let (key, is_overflow) = if free { (key, false) } else { (overflow, true) };
         match self.find(overflow, true) {
-            Some(shared) => Seat { key, overflow: is_overflow, ..shared.seat(limit, now) },
+            // It brings its debt along, but not what others may still give back to the shared bucket.
+            Some(shared) if free => Seat { key, overflow: false, held: Held::default(), ..shared.seat(limit, now) },
+            Some(shared) => shared.seat(limit, now),
+            // No room for one more: nothing is there.
+            None if is_overflow && self.entries.len() >= MAX_ENTRIES => {
+                let balance = Balance { tokens: 0, fraction: 0, period: limit.refill.period(), at: now };
+                Seat { key, overflow: true, held: Held::default(), balance }
+            }
             None => Seat { key, overflow: is_overflow, held: Held::default(), balance: limit.advance(None, now) },
         }
     }
@@ -386,6 +397,38 @@ mod tests {
         assert_eq!(left(&stored(&set, later), &limit, later), 0, "no room beside what is held");
         set.give_back(hold, units(5), &limit, later);
         assert_eq!(left(&set, &limit, later), 5);
+    }
+
+    #[test]
+    fn a_hold_is_given_back_in_the_generation_after_too() {
+        let limit = TokenBucket { refill: RefillRate::new(1, Micros::from_secs(3600)).unwrap(), ..limit(5) };
+        let before = Micros::new(HOLD_LIFE.count() * 7 - 1);
+        let mut set = SlotSet::default();
+        let hold = set.hold(set.seat(key(1), overflow(), &limit, before), units(5), &limit, before);
+        let after = before.plus(Micros::from_secs(2));
+        let mut set = stored(&set, after);
+        set.give_back(hold, units(5), &limit, after);
+        assert_eq!(left(&set, &limit, after), 5);
+    }
+
+    #[test]
+    fn a_set_never_holds_more_than_it_can_be_read_with() {
+        let limit = limit(100);
+        let mut bytes = Vec::new();
+        // Many policies, each with a newcomer to a set that is full.
+        for policy in 0..500 {
+            let mut set = SlotSet::decode(&bytes, NOW).unwrap();
+            let mut digester = HashKey::new(b"test").digest("overflow");
+            digester.part(&u32::to_le_bytes(policy));
+            let seat = set.seat(key(policy), digester.finish(), &limit, NOW);
+            if limit.check(&seat.balance, Tokens::ONE, NOW) == Verdict::Admit {
+                set.spend(seat, Tokens::ONE, &limit, NOW);
+            } else {
+                assert!(policy > 100);
+            }
+            bytes = set.encode();
+        }
+        assert!(SlotSet::decode(&bytes, NOW).is_ok());
     }
 
     #[test]

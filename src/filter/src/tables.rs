@@ -1,20 +1,21 @@
 //! Where sets of local buckets are kept: the host's shared data, under a fixed number of names.
 //!
-//! Per proxy there is one table. Per worker each VM claims a number and uses that number's table, so that there are
-//! never more tables than there were VMs at once, and a VM that replaces another takes over its buckets.
+//! The format of what is stored is part of every name, so that no version of the filter reads another's bytes.
+//!
+//! Per proxy there is one table. Per worker each VM claims a number and uses that number's table. A VM that follows one
+//! that ended takes over a number once its claim is dead; before that (after a trap, or with a new module) it starts
+//! with a table of its own, full.
 
 use crate::host;
 use core::cell::Cell;
 use tollgate_core::decision::SetId;
 use tollgate_core::policy::Sharing;
+use tollgate_core::slots::FORMAT;
 use tollgate_core::units::Micros;
 
 /// As a version: write only if nothing is there. Envoy ignores a version where the name is new, and this one is never
 /// that of a value.
 const ABSENT: u32 = u32::MAX;
-
-/// The format of what is stored is part of every name, so that no version reads another's bytes.
-const PREFIX: &str = "tollgate.1";
 
 /// A claim that was not renewed for so long is dead.
 const CLAIM_LIFE: Micros = Micros::from_secs(60);
@@ -53,11 +54,11 @@ fn write_name(name: &str, bytes: &[u8], version: Option<u32>) -> bool {
 
 fn name(set: SetId, now: Micros) -> String {
     match set.sharing {
-        Sharing::Proxy => format!("{PREFIX}.proxy.{}", set.index),
+        Sharing::Proxy => format!("tollgate.{FORMAT}.proxy.{}", set.index),
         // Without a number the VM shares the proxy's table: less than it might have, never more.
         Sharing::Worker => match worker_number(now) {
-            Some(number) => format!("{PREFIX}.worker.{number}.{}", set.index),
-            None => format!("{PREFIX}.proxy.{}", set.index),
+            Some(number) => format!("tollgate.{FORMAT}.worker.{number}.{}", set.index),
+            None => format!("tollgate.{FORMAT}.proxy.{}", set.index),
         },
     }
 }
@@ -81,7 +82,7 @@ pub(crate) fn worker_number(now: Micros) -> Option<u32> {
 
 /// Takes a number that is new, this VM's own, or dead.
 fn claim(number: u32, nonce: u64, now: Micros) -> bool {
-    let name = format!("{PREFIX}.claim.{number}");
+    let name = format!("tollgate.{FORMAT}.claim.{number}");
     let value = [nonce.to_le_bytes(), now.count().to_le_bytes()].concat();
     let stored = host::shared_data(&name);
     let free = stored.as_ref().is_none_or(|(bytes, _)| {

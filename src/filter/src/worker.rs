@@ -69,7 +69,10 @@ impl Worker {
             host::log(LogLevel::Error, "the host gives no random numbers: allow random_get to the plugin");
             return None;
         };
-        let queue = host::register_queue(&format!("tollgate.{high:016x}{low:016x}"))?;
+        let Some(queue) = host::register_queue(&format!("tollgate.{high:016x}{low:016x}")) else {
+            host::log(LogLevel::Error, "the host gives no queue: allow proxy_register_shared_queue to the plugin");
+            return None;
+        };
         let endpoint = set.endpoint.clone();
         let gather = endpoint.as_ref().map_or_else(
             || Gather::new(Micros::ZERO, 0),
@@ -233,7 +236,8 @@ impl Worker {
         let mut headers = vec![
             (":method", "POST"),
             (":path", ADMIT_PATH),
-            (":authority", endpoint.cluster.as_str()),
+            // Not the cluster's name: Istio's have characters that no authority may have.
+            (":authority", "tollgate"),
             ("content-type", "application/json"),
         ];
         headers.extend(endpoint.auth_token.as_ref().map(|token| ("authorization", token.header())));
@@ -336,6 +340,8 @@ impl Worker {
 fn read_answer(body_size: usize, asked: usize) -> Result<AdmitAnswer, FailCause> {
     match host::header(Map::CallResponse, ":status").as_deref() {
         Some(b"200") => {}
+        // The endpoint itself, which has more to do than it can.
+        Some(b"503") if is_problem() => return Err(FailCause::Status),
         // Envoy's own replies for a call that timed out, and for one that found nobody or broke. A call that broke or
         // timed out after its headers had come has none here.
         Some(b"504") => return Err(FailCause::Timeout),
@@ -348,4 +354,9 @@ fn read_answer(body_size: usize, asked: usize) -> Result<AdmitAnswer, FailCause>
     let body = host::buffer(Buffer::CallResponse, body_size).unwrap_or_default();
     let answer: AdmitAnswer = serde_json::from_slice(&body).map_err(|_| FailCause::BadAnswer)?;
     if answer.decisions.len() == asked { Ok(answer) } else { Err(FailCause::BadAnswer) }
+}
+
+/// Envoy's own replies are plain text; the endpoint explains itself.
+fn is_problem() -> bool {
+    host::header(Map::CallResponse, "content-type").is_some_and(|kind| kind.starts_with(b"application/problem+json"))
 }

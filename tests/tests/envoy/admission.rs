@@ -26,6 +26,19 @@ async fn one_caller_gets_exactly_the_budget_and_another_is_untouched() {
 }
 
 #[tokio::test]
+async fn the_endpoint_is_reached_by_http2_through_a_cluster_named_as_istio_does() {
+    let (upstream, endpoint) = (Upstream::start().await, Endpoint::start("memory").await);
+    let name = "outbound|10002||tollgate.limits.svc.cluster.local";
+    let mut policy = config(&[global("per-key", 3, NEVER, json!("closed"))]);
+    policy["endpoint"]["cluster"] = json!(name);
+    let builder = EnvoyBuilder::new(policy, upstream.address).endpoint(endpoint.address).http2_cluster(name);
+    let mut envoy = builder.start().await;
+    let client = envoy.client();
+    assert_eq!(admitted(&burst(8, 2, |_| client.get_as("k")).await), 3);
+    envoy.assert_sound();
+}
+
+#[tokio::test]
 async fn a_route_class_that_costs_five_spends_five() {
     let mut policy = config(&[global("per-key", 12, NEVER, json!("closed"))]);
     policy["routes"] = json!([

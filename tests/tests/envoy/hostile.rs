@@ -88,6 +88,23 @@ async fn an_identity_that_is_sent_twice_is_nobodys() {
     envoy.assert_sound();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_authorization_that_is_sent_twice_is_nobodys_although_envoy_joins_it() {
+    let mut policy = config(&[global("per-key", 2, NEVER, json!("closed"))]);
+    policy["identities"]["credential"] = json!({"sources": [{"header": "authorization"}]});
+    let (mut envoy, _endpoint, _upstream) = stack(policy).await;
+    let address = envoy.address;
+    let mut statuses = Vec::new();
+    for n in 0..6 {
+        let rotating = format!("authorization: rot{n}");
+        statuses.push(raw(address, b"/", &[b"authorization: Bearer good", rotating.as_bytes()]));
+    }
+    assert_eq!(statuses, [200, 200, 429, 429, 429, 429]);
+    let good = || raw(address, b"/", &[b"authorization: Bearer good"]);
+    assert_eq!([good(), good(), good()], [200, 200, 429]);
+    envoy.assert_sound();
+}
+
 #[tokio::test]
 async fn no_credential_leaves_the_request() {
     // F08

@@ -90,7 +90,7 @@ impl LocalCharge {
         }
     }
 
-    /// The emergency bucket of a global policy: one for the whole proxy, kept over flaps of the endpoint.
+    /// The emergency bucket of a global policy: for each key one for the whole proxy, kept over flaps of the endpoint.
     pub(super) fn emergency(charge: &Charge, policy: &Policy, limit: TokenBucket) -> Self {
         Self::new(charge, policy, limit, Sharing::Proxy, false)
     }
@@ -265,6 +265,9 @@ impl LocalRound {
             if let Some((_, Some(loaded))) = self.sets.iter().find(|(set, _)| *set == charge.set) {
                 let seat = loaded.set.seat(charge.key, charge.overflow, &charge.limit, now);
                 charge.verdict = charge.limit.check(&seat.balance, charge.cost, now);
+                if seat.is_overflow() && charge.verdict != Verdict::Admit {
+                    self.contention.push(Contention::Overflow);
+                }
             }
         }
         if self.charges.iter().any(|charge| charge.verdict != Verdict::Admit) {

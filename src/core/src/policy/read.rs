@@ -143,7 +143,7 @@ fn identity(name: &str, node: &Node<'_>) -> Option<Identity> {
         .and_then(|fields| fields.required("sources", "a list such as [{header: x-api-key}]"))
         .and_then(|node| node.filled_list(MAX_SOURCES))
         .unwrap_or_default();
-    Some(Identity { name: name.into(), sources: sources.iter().filter_map(source).collect() })
+    Some(Identity { name: name.into(), sources: without_repeats(&sources, source) })
 }
 
 fn source(node: &Node<'_>) -> Option<Source> {
@@ -169,6 +169,12 @@ fn routes(node: &Node<'_>) -> Vec<RouteClass> {
             break;
         }
         if let Some(class) = route(&node, &classes) {
+            if let Some(first) = classes.iter().find(|first| first.takes_all_of(&class)) {
+                let (name, first) = (&class.name, &first.name);
+                node.refuse::<()>(format!(
+                    "no request reaches the route class {name:?}: {first:?} before it takes all that it matches"
+                ));
+            }
             classes.push(class);
         }
     }
@@ -189,7 +195,7 @@ fn route(node: &Node<'_>, earlier: &[RouteClass]) -> Option<RouteClass> {
     });
     let methods = match fields.get("methods") {
         None => Some(None),
-        Some(node) => node.filled_list(32).map(|list| Some(list.iter().filter_map(method).collect())),
+        Some(node) => node.filled_list(32).map(|list| Some(without_repeats(&list, method))),
     };
     let template = fields
         .required("path", "a template such as \"/v1/reports/{id}\"")
@@ -207,6 +213,19 @@ fn route(node: &Node<'_>, earlier: &[RouteClass]) -> Option<RouteClass> {
         exempt: exempt.unwrap_or_default(),
         cost: cost.unwrap_or(Tokens::ONE),
     })
+}
+
+/// What each item reads as. One that is there already is refused.
+fn without_repeats<T: PartialEq>(list: &[Node<'_>], read: impl Fn(&Node<'_>) -> Option<T>) -> Vec<T> {
+    let mut known = Vec::new();
+    for node in list {
+        let Some(item) = read(node) else { continue };
+        if known.contains(&item) {
+            node.refuse::<()>("is in the list already");
+        }
+        known.push(item);
+    }
+    known
 }
 
 fn method(node: &Node<'_>) -> Option<String> {
@@ -251,10 +270,14 @@ fn policy(node: &Node<'_>, earlier: &[Policy], names: &Names<'_>, hash_key: &Has
     };
     let key = match fields.get("key") {
         None => Some(Vec::new()),
-        Some(node) => node.list().map(|list| key_parts(&list, names)),
+        Some(node) => node.list().map(|list| without_repeats(&list, |node| key_part(node, names))),
     };
     let limit_node = fields.required("limit", "such as {token_bucket: {capacity: 20, refill: 5/s}}");
     let scope = scope(&fields, limit_node.as_ref());
+    let has_identity = |key: &Vec<KeyPart>| key.iter().any(|part| *part != KeyPart::Route);
+    if let (Some(node), Some(false)) = (fields.get("on_missing"), key.as_ref().map(has_identity)) {
+        node.refuse::<()>("is for policies with an identity in their key");
+    }
     let on_missing = fields.get("on_missing").map_or(Some(OnMissing::Anonymous), |node| {
         node.word(&[("anonymous", OnMissing::Anonymous), ("skip", OnMissing::Skip)])
     });
@@ -410,7 +433,7 @@ fn refill(node: &Node<'_>) -> Option<RefillRate> {
 
 fn match_routes(node: &Node<'_>, names: &Names<'_>) -> Option<Vec<Route>> {
     let list = node.fields(&["routes"])?.required("routes", "a list of route classes")?.filled_list(MAX_ROUTES)?;
-    Some(list.iter().filter_map(|node| match_route(node, names)).collect())
+    Some(without_repeats(&list, |node| match_route(node, names)))
 }
 
 fn match_route(node: &Node<'_>, names: &Names<'_>) -> Option<Route> {
@@ -429,18 +452,6 @@ fn match_route(node: &Node<'_>, names: &Names<'_>) -> Option<Route> {
             node.refuse(unknown("route class", text, &known))
         }
     }
-}
-
-fn key_parts(list: &[Node<'_>], names: &Names<'_>) -> Vec<KeyPart> {
-    let mut parts = Vec::new();
-    for node in list {
-        let Some(part) = key_part(node, names) else { continue };
-        if parts.contains(&part) {
-            node.refuse::<()>("is in the key already");
-        }
-        parts.push(part);
-    }
-    parts
 }
 
 fn key_part(node: &Node<'_>, names: &Names<'_>) -> Option<KeyPart> {

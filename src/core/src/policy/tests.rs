@@ -159,6 +159,18 @@ fn an_address_in_a_header_is_not_that_address() {
 }
 
 #[test]
+fn an_ambiguous_header_is_not_made_up_for_by_another_source() {
+    let text = with(r#"{"header": "X-Api-Key"}"#, r#"{"header": "x-auth-sub"}, {"header": "x-api-key"}"#);
+    let set = read(&text);
+    let get = || Request::get("/a").with("x-api-key", "rotating");
+    let key_of = |request: &Request| key(&set, request, "per-key");
+    let anonymous = key_of(&Request::get("/a"));
+    assert_ne!(key_of(&get()), anonymous);
+    assert_eq!(key_of(&get().with("x-auth-sub", "u1").with("x-auth-sub", "u2")), anonymous);
+    assert_eq!(key_of(&get().with("x-auth-sub", "u1")), key_of(&Request::get("/a").with("x-auth-sub", "u1")));
+}
+
+#[test]
 fn a_policy_that_skips_requests_without_identity_says_so() {
     let set = read(FULL);
     let plan = set.plan(&Request::get("/v1/export"));
@@ -190,11 +202,9 @@ fn a_key_depends_on_the_identity_alone_and_not_on_what_else_is_sent() {
 
 #[test]
 fn the_route_class_is_in_the_key_where_the_policy_says_so() {
-    let text = with(r#""key": ["credential", "route"]"#, r#""key": ["route"]"#).replacen(
-        r#"{"routes": ["export"]}"#,
-        r#"{"routes": ["export", "other"]}"#,
-        1,
-    );
+    let text = with(r#""key": ["credential", "route"]"#, r#""key": ["route"]"#)
+        .replacen(r#"{"routes": ["export"]}"#, r#"{"routes": ["export", "other"]}"#, 1)
+        .replacen(r#""on_missing": "skip", "#, "", 1);
     let set = read(&text);
     assert_ne!(key(&set, &Request::get("/v1/export"), "exports"), key(&set, &Request::get("/x"), "exports"));
     assert_eq!(
@@ -286,7 +296,7 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
         ("\"/v1/export/**\"", "\"v1/export\"", "routes[2].path: a path template starts with '/'"),
         ("[\"GET\"]", "[\"get\"]", "routes[1].methods[0]: \"get\" is not a method"),
         ("\"exempt\": true", "\"exempt\": true, \"cost\": 5", "routes[0].cost: an exempt route class costs nothing"),
-        ("[\"credential\", \"route\"]", "[\"route\", \"route\"]", "policies[2].key[1]: is in the key already"),
+        ("[\"credential\", \"route\"]", "[\"route\", \"route\"]", "policies[2].key[1]: is in the list already"),
         ("\"cluster\": \"tollgate\"", "\"cluster\": \"\"", "endpoint.cluster: must not be empty"),
         ("\"client\": {\"sources\"", "\"credential\": {\"sources\"", "identities.credential: is there twice"),
         (
@@ -303,6 +313,24 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
             "\"timeout\": \"50ms\"",
             "\"auth_token\": {\"env\": \"UNSET\"}",
             "endpoint.auth_token.env: the environment variable UNSET is not set",
+        ),
+        (
+            "{\"header\": \"X-Api-Key\"}",
+            "{\"header\": \"X-Api-Key\"}, {\"header\": \"x-api-key\"}",
+            "identities.credential.sources[1]: is in the list already",
+        ),
+        ("[\"GET\"]", "[\"GET\", \"GET\"]", "routes[1].methods[1]: is in the list already"),
+        ("[\"export\"]", "[\"export\", \"export\"]", "policies[2].match.routes[1]: is in the list already"),
+        (
+            "\"/healthz\"",
+            "\"/v1/**\"",
+            "routes[1]: no request reaches the route class \"reports\": \"health\" before it takes all",
+        ),
+        ("\"/v1/export/**\"", "\"/healthz/\"", "routes[2]: no request reaches the route class \"export\""),
+        (
+            "\"key\": [\"client\"]",
+            "\"on_missing\": \"skip\"",
+            "policies[0].on_missing: is for policies with an identity in their key",
         ),
         ("[\"GET\"]", "\"GET\"", "routes[1].methods: must be a list: [GET]"),
         (
