@@ -13,11 +13,9 @@ mod store;
 mod throttle;
 
 use api::Endpoint;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use settings::{AUTH_TOKENS, ServeArgs, Settings};
-use std::io::IsTerminal;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 /// Distributed rate limits for Envoy.
 #[derive(Parser)]
@@ -34,11 +32,26 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
-    let Command::Serve(args) = Cli::parse().command;
-    match Settings::resolve(args, std::env::var_os(AUTH_TOKENS)).and_then(run) {
+    match settings() {
+        Ok(settings) => run(settings),
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// From the arguments, the environment and the file. `--help` and what clap does not understand end the program.
+fn settings() -> Result<Settings, String> {
+    let matches = Cli::command().get_matches();
+    let Command::Serve(args) = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
+    let matches = matches.subcommand().map_or(&matches, |(_, matches)| matches);
+    Settings::resolve(args, matches, std::env::var_os(AUTH_TOKENS))
+}
+
+fn run(settings: Settings) -> ExitCode {
+    settings.log.start();
+    match serve(settings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -47,7 +60,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(settings: Settings) -> Result<(), String> {
+fn serve(settings: Settings) -> Result<(), String> {
     let runtime = tokio::runtime::Runtime::new().map_err(|error| format!("the runtime does not start: {error}"))?;
     runtime.block_on(async {
         let store = settings.store.open(settings.store_timeout, settings.memory_keys)?;

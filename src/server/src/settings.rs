@@ -1,19 +1,54 @@
-//! How `tollgate serve` is told what to do, and whether that is sound.
+//! How `tollgate serve` is told what to do: by flags, by variables, by a file, in that order; else there is a default.
 
+mod file;
+mod values;
+
+use self::file::File;
+use self::values::{Bounded, LogFilter, LogFormat, Wait};
 use crate::auth::BearerTokens;
 use crate::store::StoreUrl;
+use clap::ArgMatches;
+use clap::parser::ValueSource;
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use tollgate_core::units::{DURATION_UNITS, Micros};
 
 /// The variable with the tokens themselves. There is no such flag: others see a program's arguments.
 pub const AUTH_TOKENS: &str = "TOLLGATE_AUTH_TOKENS";
 
+const HELP: &str = "\
+Each setting is taken from its flag, else from its variable, else from the file, else from its default.
+
+Examples:
+  # For one machine, without Redis; callers on this machine alone
+  tollgate serve
+
+  # For many proxies, over one Redis; its password is not seen among the arguments
+  export TOLLGATE_STORE=redis://user:password@redis:6379/0
+  tollgate serve --listen 0.0.0.0:10002 --auth-token-file /run/secrets/tollgate
+
+  # From a file, with one setting changed
+  tollgate serve --config tollgate.yaml --log debug
+
+The file is YAML, with the names of the flags:
+  listen: 0.0.0.0:10002
+  store: redis://redis:6379/0
+  store_timeout: 20ms
+  auth_token_file: /run/secrets/tollgate
+  log_format: json
+
+Tokens: one or two, of 16 bytes or more, as from `openssl rand -hex 32`. To change one without a gap, write the new one
+below the old one and restart, give it to the callers, remove the old one and restart.";
+
 /// As it is written, by flags and variables.
 #[derive(clap::Args)]
+#[command(after_help = HELP)]
 pub struct ServeArgs {
+    /// A YAML file with settings; what flags and variables say goes before what it says.
+    #[arg(long, env = "TOLLGATE_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Where to listen, as address:port. Port 0 takes a free one and prints it.
     #[arg(long, env = "TOLLGATE_LISTEN", default_value = "127.0.0.1:10002")]
     listen: SocketAddr,
@@ -22,25 +57,34 @@ pub struct ServeArgs {
     #[arg(long, env = "TOLLGATE_STORE", default_value = "memory", hide_env_values = true)]
     store: String,
     /// How long the store may take for one request before the answer is "failed". Keep it below the filter's timeout.
-    #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", default_value = "20ms", value_parser = duration)]
-    store_timeout: Duration,
+    #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", default_value = "20ms")]
+    store_timeout: Wait,
     /// How many budgets the memory store keeps at once; beyond that, new ones fail until old ones are full again.
-    #[arg(long, env = "TOLLGATE_MEMORY_KEYS", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
-    memory_keys: u64,
-    /// A file with 1 or 2 bearer tokens, one a line, of at least 16 bytes each: who asks for decisions or metrics must
-    /// send one of them. Or put them into TOLLGATE_AUTH_TOKENS, with a comma between them.
-    #[arg(long, env = "TOLLGATE_AUTH_TOKEN_FILE")]
+    #[arg(long, env = "TOLLGATE_MEMORY_KEYS", default_value = "1000000")]
+    memory_keys: Bounded<1000, { u32::MAX }>,
+    /// A file with 1 or 2 bearer tokens, one a line: who asks for decisions or metrics must send one of them. Or put
+    /// them into TOLLGATE_AUTH_TOKENS, with a comma between them.
+    #[arg(long, env = "TOLLGATE_AUTH_TOKEN_FILE", value_name = "FILE")]
     auth_token_file: Option<PathBuf>,
     /// Listen on an address that other machines reach without asking callers for a token: where the network keeps
     /// strangers out, or Envoy does by mutual TLS.
-    #[arg(long, env = "TOLLGATE_ALLOW_REMOTE")]
+    #[arg(long, env = "TOLLGATE_ALLOW_REMOTE", value_name = "BOOL", default_value = "false",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_parser = clap::builder::BoolishValueParser::new(), action = clap::ArgAction::Set)]
     allow_remote: bool,
     /// How many requests are read and decided at once, each of 2 MiB at the most; beyond that they get 503 at once.
-    #[arg(long, env = "TOLLGATE_MAX_IN_FLIGHT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    max_in_flight: u32,
+    #[arg(long, env = "TOLLGATE_MAX_IN_FLIGHT", default_value = "1024")]
+    max_in_flight: Bounded<1, 65_536>,
     /// How many connections there may be; beyond that new ones are closed at once. Each needs a file descriptor.
-    #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    max_connections: u32,
+    #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", default_value = "4096")]
+    max_connections: Bounded<1, 1_000_000>,
+    /// What to log: off, error, warn, info, debug or trace, or a list such as `warn,tollgate=debug`. No level shows
+    /// tokens, passwords or keys.
+    #[arg(long, env = "TOLLGATE_LOG", value_name = "LEVEL", default_value = "info")]
+    log: LogFilter,
+    /// How to log, to standard error: lines for people, or one JSON object a line.
+    #[arg(long, env = "TOLLGATE_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
+    log_format: LogFormat,
 }
 
 /// As the program uses it.
@@ -53,21 +97,28 @@ pub struct Settings {
     pub tokens: Option<BearerTokens>,
     pub max_in_flight: usize,
     pub max_connections: usize,
+    pub log: Log,
+}
+
+/// What is logged, and how.
+pub struct Log {
+    filter: LogFilter,
+    format: LogFormat,
 }
 
 impl Settings {
-    /// `auth_tokens` is the value of [`AUTH_TOKENS`].
-    pub fn resolve(args: ServeArgs, auth_tokens: Option<OsString>) -> Result<Self, String> {
-        let tokens = match (&args.auth_token_file, &auth_tokens) {
-            (Some(file), None) => {
-                Some(BearerTokens::read(file).map_err(|error| format!("--auth-token-file: {error}"))?)
-            }
-            (None, Some(list)) => Some(token_list(list)?),
-            (Some(_), Some(_)) => {
-                return Err(format!("both --auth-token-file and {AUTH_TOKENS} are set: leave one of them out"));
-            }
-            (None, None) => None,
+    /// `matches` is where `args` come from; `auth_tokens` is the value of [`AUTH_TOKENS`].
+    pub fn resolve(mut args: ServeArgs, matches: &ArgMatches, auth_tokens: Option<OsString>) -> Result<Self, String> {
+        let mut tokens = tokens(&args, matches.value_source("auth_token_file"), auth_tokens.as_deref())?;
+        let mut file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
+        if let (None, Some(path)) = (&tokens, &file.auth_token_file) {
+            tokens = Some(BearerTokens::read(path).map_err(|error| format!("auth_token_file: {error}"))?);
+        }
+        let store = match file.store.take() {
+            Some(url) if is_unset(matches, "store") => url,
+            _ => args.store.parse().map_err(|error| format!("--store (or TOLLGATE_STORE): {error}"))?,
         };
+        args.fill(matches, file);
         if !args.listen.ip().is_loopback() && tokens.is_none() && !args.allow_remote {
             return Err(format!(
                 "{} can be reached from other machines, and callers are not authenticated: listen on 127.0.0.1, \
@@ -77,71 +128,63 @@ impl Settings {
         }
         Ok(Self {
             listen: args.listen,
-            store: args.store.parse().map_err(|error| format!("--store: {error}"))?,
-            store_timeout: args.store_timeout,
-            memory_keys: usize::try_from(args.memory_keys).unwrap_or(usize::MAX),
+            store,
+            store_timeout: args.store_timeout.0,
+            memory_keys: args.memory_keys.get(),
             tokens,
-            max_in_flight: args.max_in_flight as usize,
-            max_connections: args.max_connections as usize,
+            max_in_flight: args.max_in_flight.get(),
+            max_connections: args.max_connections.get(),
+            log: Log { filter: args.log, format: args.log_format },
         })
     }
 }
 
-fn token_list(list: &OsStr) -> Result<BearerTokens, String> {
-    let list = list.to_str().ok_or_else(|| format!("{AUTH_TOKENS}: is not text"))?;
-    BearerTokens::parse_list(list).map_err(|error| format!("{AUTH_TOKENS}: {error}"))
+impl ServeArgs {
+    /// Takes from the file what neither a flag nor a variable says.
+    fn fill(&mut self, matches: &ArgMatches, file: File) {
+        macro_rules! fill {
+            ($($field:ident),* $(,)?) => {
+                $(if let Some(value) = file.$field
+                    && is_unset(matches, stringify!($field))
+                {
+                    self.$field = value;
+                })*
+            };
+        }
+        fill!(listen, store_timeout, memory_keys, allow_remote, max_in_flight, max_connections, log, log_format);
+    }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    match Micros::parse(text) {
-        Some(span) if span >= Micros::from_millis(1) && span <= Micros::from_secs(10) => {
-            Ok(Duration::from_micros(span.count()))
+/// Neither a flag nor a variable says it.
+fn is_unset(matches: &ArgMatches, field: &str) -> bool {
+    matches!(matches.value_source(field), None | Some(ValueSource::DefaultValue))
+}
+
+/// The tokens that a flag or a variable gives.
+fn tokens(args: &ServeArgs, source: Option<ValueSource>, list: Option<&OsStr>) -> Result<Option<BearerTokens>, String> {
+    match (&args.auth_token_file, list) {
+        (Some(_), Some(_)) if source == Some(ValueSource::EnvVariable) => {
+            Err(format!("both TOLLGATE_AUTH_TOKEN_FILE and {AUTH_TOKENS} are set: leave one of them out"))
         }
-        Some(_) => Err("must be between 1ms and 10s".into()),
-        None => Err(format!("write a whole number and {DURATION_UNITS}, such as 20ms")),
+        (Some(file), _) => BearerTokens::read(file).map(Some).map_err(|error| format!("--auth-token-file: {error}")),
+        (None, Some(list)) => {
+            let list = list.to_str().ok_or_else(|| format!("{AUTH_TOKENS}: is not text"))?;
+            BearerTokens::parse_list(list).map(Some).map_err(|error| format!("{AUTH_TOKENS}: {error}"))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+impl Log {
+    /// From here on, lines go to standard error.
+    pub fn start(&self) {
+        let builder = tracing_subscriber::fmt().with_env_filter(self.filter.clone().0).with_writer(std::io::stderr);
+        match self.format {
+            LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
+            LogFormat::Json => builder.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: ServeArgs,
-    }
-
-    fn resolve(args: &[&str], auth_tokens: Option<&str>) -> Result<Settings, String> {
-        let args = Cli::try_parse_from(["serve"].iter().chain(args)).map_err(|error| error.to_string())?.args;
-        Settings::resolve(args, auth_tokens.map(Into::into))
-    }
-
-    #[test]
-    fn other_machines_are_listened_to_only_with_tokens_or_when_told() {
-        const EVERYWHERE: [&str; 2] = ["--listen", "0.0.0.0:0"];
-        let error = resolve(&EVERYWHERE, None).err().unwrap();
-        assert!(error.contains("0.0.0.0:0 can be reached from other machines"), "{error}");
-        assert!(resolve(&EVERYWHERE, Some("a-token-of-16-bytes")).is_ok());
-        assert!(resolve(&["--listen", "0.0.0.0:0", "--allow-remote"], None).is_ok());
-        for local in ["127.0.0.1:0", "127.8.8.8:0", "[::1]:0"] {
-            assert!(resolve(&["--listen", local], None).is_ok(), "{local}");
-        }
-    }
-
-    #[test]
-    fn tokens_that_are_set_but_empty_are_an_error_and_not_an_open_door() {
-        assert_eq!(resolve(&[], Some("")).err().unwrap(), "TOLLGATE_AUTH_TOKENS: there is no token: write 1 or 2");
-        let error = resolve(&["--auth-token-file", "/dev/null"], None).err().unwrap();
-        assert_eq!(error, "--auth-token-file: /dev/null: there is no token: write 1 or 2");
-    }
-
-    #[test]
-    fn a_wrong_store_is_refused_without_showing_its_password() {
-        for store in ["rediss//:secret-password@host", "redis://user:secret-password@host:port"] {
-            let error = resolve(&["--store", store], None).err().unwrap();
-            assert!(error.starts_with("--store: ") && !error.contains("secret-password"), "{error}");
-        }
-    }
-}
+mod tests;

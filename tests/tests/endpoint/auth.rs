@@ -1,4 +1,5 @@
 use crate::{Program, Scratch, ask};
+use reqwest::Method;
 use std::net::Ipv4Addr;
 use tollgate_tests::{Client, Endpoint, send};
 
@@ -8,9 +9,11 @@ const NEW: &str = "the-new-token-4567";
 #[tokio::test]
 async fn a_caller_without_a_valid_token_is_refused_and_both_tokens_are_valid() {
     let tokens = Scratch::file(&format!("{OLD}\n{NEW}\n"));
-    let endpoint = Endpoint::start_with(&["--auth-token-file", tokens.path()]).await;
+    let endpoint = Endpoint::start_with(&["--auth-token-file", tokens.path(), "--log", "trace"]).await;
     for token in [OLD, NEW] {
         assert_eq!(send(ask(endpoint.address).bearer_auth(token)).await.status, 200, "{token}");
+        let http2 = Client::http2(endpoint.address).request(Method::GET, "/metrics").bearer_auth(token);
+        assert_eq!(send(http2).await.status, 200, "{token}");
     }
     for request in [ask(endpoint.address), ask(endpoint.address).bearer_auth("a-wrong-token-8901")] {
         let reply = send(request).await;
@@ -20,8 +23,9 @@ async fn a_caller_without_a_valid_token_is_refused_and_both_tokens_are_valid() {
     for path in ["/healthz", "/readyz"] {
         assert_eq!(Client::new(endpoint.address).get(path).await.status, 200, "{path}");
     }
+    // F08
     let log = endpoint.process.log();
-    assert!(log.contains("a caller without a valid token was refused"), "{log}");
+    assert!(log.contains("TRACE") && log.contains("a caller without a valid token was refused"), "{log}");
     for token in [OLD, NEW, "a-wrong-token-8901"] {
         assert!(!log.contains(token), "{log}");
     }

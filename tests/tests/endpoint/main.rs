@@ -3,6 +3,7 @@
 mod auth;
 mod metrics;
 mod overload;
+mod settings;
 
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
