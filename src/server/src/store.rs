@@ -1,5 +1,6 @@
 //! Where budgets are kept. Every store gives the same answers; `tests/` runs one suite over all of them.
 
+mod breaker;
 mod memory;
 mod redis;
 

@@ -279,3 +279,42 @@ async fn a_store_that_dies_and_comes_back_empty_or_forgets_its_scripts() {
     assert_eq!(statuses(&envoy, "/closed", 2).await, [200; 2]);
     envoy.assert_sound();
 }
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_is_not_asked_by_every_request() {
+    let _alone = alone().await;
+    let (mut redis, upstream) = (Redis::start().await, Upstream::start().await);
+    let endpoint = Endpoint::start(&redis.url()).await;
+    let mut envoy = EnvoyBuilder::new(fail_modes(), upstream.address).endpoint(endpoint.address).start().await;
+    let client = envoy.client();
+    assert_eq!(statuses(&envoy, "/closed", 3).await, [200; 3]);
+
+    redis.process.freeze();
+    let replies = burst(60, 1, |_| client.get("/closed")).await;
+    assert!(replies.iter().all(|reply| reply.status == 503));
+    // The store's own timeout is 20 ms: who comes before that has not waited for it.
+    let at_once = replies.iter().filter(|reply| reply.took < Duration::from_millis(18)).count();
+    let took: Vec<u128> = replies.iter().map(|reply| reply.took.as_micros()).collect();
+    assert!(at_once >= 40, "{at_once} of 60 were answered at once: {took:?}");
+    assert!(endpoint.process.log().contains("the store does not answer: calls fail at once"));
+    redis.process.thaw();
+    eventually("requests are decided again", async || {
+        let status = client.get("/closed").await.status;
+        if status == 200 { Ok(()) } else { Err(status) }
+    })
+    .await;
+    assert!(endpoint.process.log().contains("the store answers again"));
+
+    redis.process.kill();
+    let replies = burst(60, 1, |_| client.get("/closed")).await;
+    assert!(replies.iter().all(|reply| reply.status == 503));
+    let at_once = replies.iter().filter(|reply| reply.took < Duration::from_millis(18)).count();
+    let took: Vec<u128> = replies.iter().map(|reply| reply.took.as_micros()).collect();
+    assert!(at_once >= 40, "{at_once} of 60 were answered at once: {took:?}");
+    eventually("the log says why", async || {
+        let log = endpoint.process.log();
+        if log.contains("Connection refused") { Ok(()) } else { Err("not yet") }
+    })
+    .await;
+    envoy.assert_sound();
+}

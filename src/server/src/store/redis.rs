@@ -1,5 +1,6 @@
 //! Budgets in Redis: one script call for each decision, so that a decision is atomic whoever else asks.
 
+use super::breaker::{Breaker, Change};
 use crate::throttle::Throttle;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{
@@ -11,7 +12,7 @@ use tokio::time::timeout;
 use tollgate_core::limit::Limit;
 use tollgate_core::units::{Micros, RefillRate, Tokens};
 use tollgate_core::wire::{Admitted, DecisionAnswer, DecisionRequest, Denial, Denied, Failure};
-use tracing::warn;
+use tracing::{info, warn};
 
 /// How long to look for the reason why there is no answer; nobody's request waits for it.
 const DIAGNOSIS: Duration = Duration::from_secs(1);
@@ -25,6 +26,7 @@ pub struct RedisStore {
     timeout: Duration,
     address: String,
     failures: Throttle,
+    breaker: Breaker,
 }
 
 impl RedisStore {
@@ -38,15 +40,18 @@ impl RedisStore {
             .set_connection_timeout(Some(Duration::from_secs(1).max(timeout)))
             .set_max_delay(Duration::from_secs(1));
         let connection = ConnectionManager::new_lazy_with_config(client.clone(), config).map_err(refused)?;
-        let first = client.clone();
-        let named = address.clone();
+        let store = Self {
+            client,
+            connection,
+            script: Script::new(SCRIPT),
+            timeout,
+            address,
+            failures: Throttle::default(),
+            breaker: Breaker::default(),
+        };
         // A wrong name, port or password is to be seen at the start, and not only when the first request fails.
-        tokio::spawn(async move {
-            if let Err(error) = diagnose(&first).await {
-                warn!(%error, address = named, "the store does not answer yet; it is tried again with each request");
-            }
-        });
-        Ok(Self { client, connection, script: Script::new(SCRIPT), timeout, address, failures: Throttle::default() })
+        store.say_why();
+        Ok(store)
     }
 
     pub fn describe(&self) -> String {
@@ -67,13 +72,38 @@ impl RedisStore {
     }
 
     pub async fn admit(&self, decisions: &[DecisionRequest]) -> Vec<DecisionAnswer> {
-        match timeout(self.timeout, self.call(decisions)).await {
+        let Some(call) = self.breaker.enter() else {
+            return vec![DecisionAnswer::Failed(Failure::StoreUnavailable); decisions.len()];
+        };
+        let answers = match timeout(self.timeout, self.call(decisions)).await {
             Ok(answers) => answers,
             Err(_) => {
                 let failed = self.failed(Failure::StoreTimeout, &"no answer in time");
                 vec![failed; decisions.len()]
             }
+        };
+        let silent = |answer: &DecisionAnswer| {
+            matches!(answer, DecisionAnswer::Failed(Failure::StoreTimeout | Failure::StoreUnavailable))
+        };
+        match call.ended(!answers.iter().all(silent)) {
+            Some(Change::Opened) => {
+                warn!("the store does not answer: calls fail at once, but for one each second");
+                self.say_why();
+            }
+            Some(Change::Closed) => info!("the store answers again"),
+            None => {}
         }
+        answers
+    }
+
+    /// Looks for the reason and logs it; nobody waits for that.
+    fn say_why(&self) {
+        let (client, address) = (self.client.clone(), self.address.clone());
+        tokio::spawn(async move {
+            if let Err(error) = diagnose(&client).await {
+                warn!(%error, address, "the store does not answer; it is tried again until it does");
+            }
+        });
     }
 
     fn failed(&self, failure: Failure, error: &dyn std::fmt::Display) -> DecisionAnswer {
