@@ -3,6 +3,7 @@
 use crate::admit;
 use crate::auth::BearerTokens;
 use crate::metrics::{self, Metrics, Stage};
+use crate::openapi;
 use crate::readiness::Readiness;
 use crate::refusal::{Reason, Refusal, problem};
 use crate::store::Store;
@@ -63,14 +64,22 @@ impl Endpoint {
 }
 
 pub fn router(endpoint: Arc<Endpoint>) -> Router {
-    // Whoever probes for health has no token, and learns nothing but that.
-    let open = Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(ready));
+    // Whoever probes for health has no token, and learns nothing but that; the description is public.
+    let open = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/openapi.json", get(openapi::document));
     let closed = Router::new()
         .route(ADMIT_PATH, post(admit))
         .route("/metrics", get(metrics_page))
         .route_layer(from_fn_with_state(Arc::clone(&endpoint), authenticate));
     open.merge(closed)
-        .fallback(|| async { problem(StatusCode::NOT_FOUND, &format!("decisions are asked for at {ADMIT_PATH}")) })
+        .fallback(|| async {
+            problem(
+                StatusCode::NOT_FOUND,
+                &format!("decisions are asked for at {ADMIT_PATH}; /openapi.json describes it"),
+            )
+        })
         .method_not_allowed_fallback(|| async {
             problem(StatusCode::METHOD_NOT_ALLOWED, &format!("{ADMIT_PATH} takes POST, all other paths GET"))
         })
@@ -164,4 +173,4 @@ async fn ready(State(endpoint): State<Arc<Endpoint>>) -> Response {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -5,6 +5,7 @@ mod api;
 mod auth;
 mod connection;
 mod metrics;
+mod openapi;
 mod readiness;
 mod refusal;
 mod serve;

@@ -26,7 +26,7 @@ pub const STATUSES: [u16; 9] = [200, 400, 401, 404, 405, 408, 413, 500, 503];
 const OUTCOMES: [&str; 4] = ["admitted", "denied", "over_capacity", "failed"];
 
 /// Kinds that are not among them (of a newer store) get a series when they first happen.
-const FAILURES: [Failure; 5] =
+pub const FAILURES: [Failure; 5] =
     [Failure::StoreTimeout, Failure::StoreUnavailable, Failure::StoreError, Failure::StoreFull, Failure::Unknown];
 
 type Label<V> = [(&'static str, V); 1];

@@ -20,7 +20,7 @@ async fn a_caller_without_a_valid_token_is_refused_and_both_tokens_are_valid() {
         assert_eq!((reply.status, reply.header("www-authenticate")), (401, Some("Bearer")));
         assert_eq!(reply.header("content-type"), Some("application/problem+json"));
     }
-    for path in ["/healthz", "/readyz"] {
+    for path in ["/healthz", "/readyz", "/openapi.json"] {
         assert_eq!(Client::new(endpoint.address).get(path).await.status, 200, "{path}");
     }
     // F08

@@ -9,16 +9,21 @@ use tower::ServiceExt;
 const PLACES: usize = 2;
 
 fn endpoint(tokens: Option<&str>) -> Arc<Endpoint> {
-    let store: StoreUrl = "memory".parse().unwrap();
-    let store = store.open(Duration::from_millis(20), 1000).unwrap();
-    Arc::new(Endpoint::new(store, tokens.map(|list| BearerTokens::parse_list(list).unwrap()), PLACES))
+    endpoint_over("memory", tokens, PLACES)
 }
 
-async fn send(endpoint: &Arc<Endpoint>, request: Request<Body>) -> Response {
+pub fn endpoint_over(store: &str, tokens: Option<&str>, places: usize) -> Arc<Endpoint> {
+    let store: StoreUrl = store.parse().unwrap();
+    let store = store.open(Duration::from_millis(20), 1000).unwrap();
+    let tokens = tokens.map(|list| BearerTokens::parse_list(list).unwrap());
+    Arc::new(Endpoint::new(store, tokens, places))
+}
+
+pub async fn send(endpoint: &Arc<Endpoint>, request: Request<Body>) -> Response {
     router(Arc::clone(endpoint)).oneshot(request).await.unwrap()
 }
 
-async fn text(response: Response) -> String {
+pub async fn text(response: Response) -> String {
     let body = axum::body::to_bytes(response.into_body(), MAX_BODY).await.unwrap();
     String::from_utf8(body.to_vec()).unwrap()
 }
@@ -121,7 +126,7 @@ async fn only_callers_with_a_token_are_answered() {
 }
 
 /// A body that declares so many bytes and never sends one.
-struct Declared(u64);
+pub struct Declared(pub u64);
 
 impl HttpBody for Declared {
     type Data = Bytes;

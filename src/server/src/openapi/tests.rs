@@ -1,0 +1,229 @@
+use super::*;
+use crate::admit;
+use crate::api::tests::{Declared, endpoint_over, send, text};
+use crate::metrics::FAILURES;
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use tollgate_core::wire::{ADMIT_PATH, AdmitAnswer, Failure, MAX_BODY};
+
+const LIMITS: [&str; 5] = ["token_bucket", "gcra", "fixed_window", "sliding_window", "sliding_log"];
+
+fn document_value() -> Value {
+    serde_json::from_str(DOCUMENT).unwrap()
+}
+
+fn schema<'a>(document: &'a Value, path: &str) -> &'a Value {
+    document.pointer(&format!("/components/schemas/{path}")).unwrap_or_else(|| panic!("no schema {path}"))
+}
+
+fn examples(document: &Value, path: &str) -> Vec<Value> {
+    let operation = &document["paths"][ADMIT_PATH]["post"];
+    let examples = operation.pointer(path).and_then(|content| content["application/json"]["examples"].as_object());
+    examples.expect("examples").values().map(|example| example["value"].clone()).collect()
+}
+
+fn parse(request: &Value) -> Result<(), String> {
+    admit::parse(request.to_string().as_bytes()).map(drop)
+}
+
+/// A request with one charge, under that limit.
+fn request(limit: &str) -> Value {
+    let name = "0".repeat(32);
+    let numbers = match limit {
+        "token_bucket" | "gcra" => json!({"capacity": 10, "refill": 1, "per_us": 2_592_000_000_000_u64}),
+        _ => json!({"capacity": 10, "window_us": 1_000_000}),
+    };
+    json!({"decisions": [{"charges": [{"policy": "p", "key": name, "group": name, "cost": 1, limit: numbers}]}]})
+}
+
+#[test]
+fn every_example_of_a_request_is_taken_and_every_limit_has_one() {
+    let document = document_value();
+    let examples = examples(&document, "/requestBody/content");
+    for example in &examples {
+        parse(example).unwrap();
+    }
+    let all = Value::from(examples).to_string();
+    for limit in LIMITS {
+        assert!(all.contains(&format!("\"{limit}\"")), "{limit}");
+        assert_eq!(
+            document["components"]["schemas"]["Charge"]["properties"][limit]["$ref"],
+            format!("#/components/schemas/{limit}")
+        );
+    }
+}
+
+#[test]
+fn every_example_of_an_answer_is_one() {
+    for example in examples(&document_value(), "/responses/200/content") {
+        let answer: AdmitAnswer = serde_json::from_value(example.clone()).unwrap();
+        assert_eq!(serde_json::to_value(answer).unwrap(), example, "nothing is added, and nothing is ignored");
+    }
+}
+
+#[test]
+fn every_kind_of_failure_is_described_and_no_other() {
+    let known: Vec<Value> = FAILURES
+        .into_iter()
+        .filter(|failure| *failure != Failure::Unknown)
+        .map(|failure| serde_json::to_value(failure).unwrap())
+        .collect();
+    let document = document_value();
+    let described = schema(&document, "Failure/enum").as_array().unwrap();
+    assert_eq!(&known, described);
+}
+
+/// The value at the bound is taken, and the next one is not.
+fn assert_bounds(what: &str, schema: &Value, with: impl Fn(Value) -> Value) {
+    let [least, most] = ["minimum", "maximum"].map(|bound| schema[bound].as_u64().expect(what));
+    for (value, taken) in [(least, true), (most, true), (least - 1, false), (most + 1, false)] {
+        let result = parse(&with(value.into()));
+        assert_eq!(result.is_ok(), taken, "{what}: {value}: {result:?}");
+    }
+}
+
+#[test]
+fn the_bounds_of_every_number_are_those_of_the_parser() {
+    let document = document_value();
+    assert_bounds("cost", schema(&document, "Charge/properties/cost"), |value| {
+        let mut request = request("gcra");
+        request["decisions"][0]["charges"][0]["cost"] = value;
+        request
+    });
+    for limit in LIMITS {
+        let properties = schema(&document, &format!("{limit}/properties")).as_object().unwrap();
+        for (field, schema) in properties {
+            assert_bounds(&format!("{limit}.{field}"), schema, |value| {
+                let mut request = request(limit);
+                request["decisions"][0]["charges"][0][limit][field] = value;
+                request
+            });
+        }
+        for field in schema(&document, &format!("{limit}/required")).as_array().unwrap() {
+            let mut request = request(limit);
+            request["decisions"][0]["charges"][0][limit].as_object_mut().unwrap().remove(field.as_str().unwrap());
+            assert!(parse(&request).is_err(), "{limit}.{field} is required");
+        }
+        assert_eq!(properties.len(), schema(&document, &format!("{limit}/required")).as_array().unwrap().len());
+    }
+}
+
+#[test]
+fn the_bounds_of_every_list_are_those_of_the_parser() {
+    let document = document_value();
+    let decisions = |count: usize| json!({"decisions": vec![request("gcra")["decisions"][0].clone(); count]});
+    let charges = |count: usize| {
+        let charge = |index| {
+            let mut charge = request("gcra")["decisions"][0]["charges"][0].clone();
+            charge["policy"] = format!("p{index}").into();
+            charge
+        };
+        json!({"decisions": [{"charges": (0..count).map(charge).collect::<Vec<Value>>()}]})
+    };
+    let bounds = |path: &str| {
+        let list = schema(&document, path);
+        ["minItems", "maxItems"].map(|bound| usize::try_from(list[bound].as_u64().unwrap()).unwrap())
+    };
+    for (what, list) in [
+        ("AdmitRequest/properties/decisions", &decisions as &dyn Fn(usize) -> Value),
+        ("Decision/properties/charges", &charges),
+    ] {
+        let [least, most] = bounds(what);
+        for (count, taken) in [(least, true), (most, true), (least - 1, false), (most + 1, false)] {
+            assert_eq!(parse(&list(count)).is_ok(), taken, "{what}: {count}");
+        }
+    }
+    assert_eq!(bounds("AdmitAnswer/properties/decisions"), bounds("AdmitRequest/properties/decisions"));
+    for list in ["admitted", "denied"] {
+        assert_eq!(bounds(&format!("Result/properties/{list}")), bounds("Decision/properties/charges"));
+    }
+}
+
+#[test]
+fn the_patterns_of_every_text_are_those_of_the_parser() {
+    let document = document_value();
+    let pattern = |field: &str| schema(&document, &format!("Charge/properties/{field}/pattern")).clone();
+    assert_eq!(pattern("policy"), "^[A-Za-z0-9_.-]{1,64}$");
+    assert_eq!(pattern("key"), "^[0-9a-f]{32}$");
+    assert_eq!(pattern("group"), "^[0-9a-f]{32}$");
+    let digest = "0123456789abcdef".repeat(2);
+    for (field, value, taken) in [
+        ("policy", "AZaz09_.-", true),
+        ("policy", &"p".repeat(64), true),
+        ("policy", &"p".repeat(65), false),
+        ("policy", "", false),
+        ("policy", "a b", false),
+        ("policy", "é", false),
+        ("key", &digest, true),
+        ("group", &digest, true),
+        ("key", &digest[1..], false),
+        ("group", &format!("{digest}0"), false),
+        ("key", &digest.to_uppercase(), false),
+    ] {
+        let mut request = request("gcra");
+        request["decisions"][0]["charges"][0][field] = value.into();
+        assert_eq!(parse(&request).is_ok(), taken, "{field}: {value}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_statuses_of_every_path_are_those_of_the_router() {
+    const TOKEN: &str = "a-token-of-16-bytes";
+    let fine = endpoint_over("memory", Some(TOKEN), 1);
+    let full = endpoint_over("memory", None, 0);
+    let broken = endpoint_over("redis://127.0.0.1:1", None, 1);
+    let post =
+        |body: Body| Request::post(ADMIT_PATH).header(header::AUTHORIZATION, format!("Bearer {TOKEN}")).body(body);
+    let get =
+        |path: &str| Request::get(path).header(header::AUTHORIZATION, format!("Bearer {TOKEN}")).body(Body::empty());
+    let mut given = BTreeSet::new();
+    for (endpoint, request) in [
+        (&fine, post(request("gcra").to_string().into())),
+        (&fine, post("{}".into())),
+        (&fine, Request::post(ADMIT_PATH).body(Body::empty())),
+        (&fine, post(Body::new(Declared(10)))),
+        (&fine, post(Body::new(Declared(MAX_BODY as u64 + 1)))),
+        (&full, post(Body::empty())),
+        (&fine, get("/healthz")),
+        (&fine, get("/readyz")),
+        (&broken, get("/readyz")),
+        (&fine, get("/metrics")),
+        (&fine, Request::get("/metrics").body(Body::empty())),
+        (&fine, get("/openapi.json")),
+    ] {
+        let request = request.unwrap();
+        let (path, method) = (request.uri().path().to_owned(), request.method().as_str().to_lowercase());
+        let response = send(endpoint, request).await;
+        let status = response.status().as_u16();
+        let described = document_value()["paths"][&path][&method]["responses"][status.to_string()].clone();
+        let content = response.headers()[header::CONTENT_TYPE].to_str().unwrap().split(';').next().unwrap().to_owned();
+        assert!(described["content"][&content].is_object(), "{method} {path} {status} {content}");
+        for (name, header) in described["headers"].as_object().into_iter().flatten() {
+            assert_eq!(response.headers()[name], header["schema"]["const"].as_str().unwrap(), "{path} {status}");
+        }
+        let example = &described["content"][&content]["example"];
+        if content == "application/problem+json" {
+            let problem: Value = serde_json::from_str(&text(response).await).unwrap();
+            assert_eq!((&problem["title"], &problem["status"]), (&example["title"], &example["status"]), "{path}");
+        }
+        given.insert((path, method, status.to_string()));
+    }
+
+    let document = document_value();
+    let mut described = BTreeSet::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            for status in operation["responses"].as_object().unwrap().keys() {
+                described.insert((path.clone(), method.clone(), status.clone()));
+            }
+        }
+    }
+    assert_eq!(given, described);
+}
+
+#[test]
+fn it_is_of_this_version() {
+    assert_eq!(document_value()["info"]["version"], env!("CARGO_PKG_VERSION"));
+}
