@@ -39,6 +39,27 @@ async fn the_endpoint_is_reached_by_http2_through_a_cluster_named_as_istio_does(
 }
 
 #[tokio::test]
+async fn an_endpoint_that_wants_a_token_gets_it_from_the_filter_and_from_nobody_else() {
+    const TOKEN: &str = "a-token-of-the-tests";
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tokens");
+    std::fs::write(&file, TOKEN).expect("a file");
+    let upstream = Upstream::start().await;
+    let endpoint = Endpoint::start_with(&["--auth-token-file", file.to_str().expect("text")]).await;
+    for (token, expected) in [(TOKEN, 3), ("another-token-of-the-tests", 0)] {
+        let mut policy = config(&[global("per-key", 3, NEVER, json!("closed"))]);
+        policy["endpoint"]["auth_token"] = json!({"value": token});
+        let mut envoy = EnvoyBuilder::new(policy, upstream.address).endpoint(endpoint.address).start().await;
+        let client = envoy.client();
+        let replies = burst(5, 1, |_| client.get_as(token)).await;
+        assert_eq!(replies.iter().filter(|reply| reply.status == 200).count(), expected);
+        assert_eq!(envoy.count("failure.status").await, if expected == 0 { 5 } else { 0 });
+        assert!(!envoy.process.log().contains(token) && !endpoint.process.log().contains(token));
+        envoy.assert_sound();
+    }
+}
+
+#[tokio::test]
 async fn a_route_class_that_costs_five_spends_five() {
     let mut policy = config(&[global("per-key", 12, NEVER, json!("closed"))]);
     policy["routes"] = json!([
