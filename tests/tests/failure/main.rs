@@ -49,16 +49,16 @@ async fn statuses(envoy: &Envoy, path: &str, count: usize) -> Vec<u16> {
     burst(count, 1, |_| client.get(path)).await.iter().map(|reply| reply.status).collect()
 }
 
-/// Nine in ten came in time, and none was forgotten. The tenth may have waited for a processor that is shared with
-/// other things: a machine that is busy with more than these tests shows it here.
+/// Almost all came in time. One in a hundred may have waited for a processor that is shared with other things, but
+/// none may have been forgotten.
 fn assert_in_time(what: &str, replies: &[Reply]) {
     let mut took: Vec<Duration> = replies.iter().map(|reply| reply.took).collect();
     took.sort();
-    let part = |percent: usize| took[(took.len() * percent / 100).min(took.len() - 1)];
-    let (p50, p90, p99, worst) = (part(50), part(89), part(98), part(100));
-    println!("{what}: {} requests, p50 {p50:?}, p90 {p90:?}, p99 {p99:?}, worst {worst:?}", took.len());
-    assert!(p90 <= TIMEOUT + LATE, "{what}: p50 {p50:?}, p90 {p90:?}, p99 {p99:?}, worst {worst:?}");
-    assert!(worst <= TIMEOUT + Duration::from_secs(2), "{what}: {worst:?}");
+    let late = took.len() / 100;
+    let (p50, p99, worst) = (took[took.len() / 2], took[took.len() - 1 - late], took[took.len() - 1]);
+    println!("{what}: {} requests, p50 {p50:?}, p99 {p99:?}, worst {worst:?}", took.len());
+    assert!(p99 <= TIMEOUT + LATE, "{what}: p50 {p50:?}, p99 {p99:?}, worst {worst:?}");
+    assert!(worst <= TIMEOUT + Duration::from_millis(500), "{what}: {worst:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -233,7 +233,7 @@ async fn an_answer_whose_body_never_ends() {
     .await;
     let mut envoy = EnvoyBuilder::new(fail_modes(), upstream.address).endpoint(fake.address).start().await;
     let client = envoy.client();
-    let replies = burst(100, 8, |_| client.get("/closed")).await;
+    let replies = burst(300, 8, |_| client.get("/closed")).await;
     assert!(replies.iter().all(|reply| reply.status == 503));
     assert_in_time("a body that never ends", &replies);
     envoy.assert_sound();
