@@ -14,7 +14,7 @@ pub use endpoint::{Endpoint, FakeEndpoint};
 pub use envoy::{Envoy, EnvoyBuilder};
 pub use link::Link;
 pub use process::Process;
-pub use redis::Redis;
+pub use redis::{Redis, RedisCluster, Sentinels};
 pub use upstream::Upstream;
 
 use serde_json::{Value, json};

@@ -230,7 +230,7 @@ impl Decision {
             cost: Cost(charge.cost),
             limit: policy.scope.limit(),
         });
-        DecisionRequest { charges: charges.collect() }
+        DecisionRequest { id: None, charges: charges.collect() }
     }
 
     /// Answers [`Step::Ask`]. An answer that does not fit the question is a failure.

@@ -17,6 +17,12 @@ pub const MAX_DECISIONS: usize = 128;
 /// The most charges in one decision: a configuration has no more policies.
 pub const MAX_CHARGES: usize = 64;
 
+/// The most characters in a decision's id.
+pub const MAX_ID: usize = 64;
+
+/// How long a decision's id is remembered, at least.
+pub const REMEMBERED: Micros = Micros::from_secs(10);
+
 /// The most bytes in a request or an answer, checked before either is read.
 pub const MAX_BODY: usize = 2 * 1024 * 1024;
 
@@ -32,6 +38,10 @@ pub struct AdmitRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "a map with the field `charges`")]
 pub struct DecisionRequest {
+    /// Names this decision, so that sending it again is harmless: for [`REMEMBERED`] after it was admitted, the same
+    /// charges with the same id are admitted again without being made again. Without an id, each sending is a decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<DecisionId>,
     /// 1 to [`MAX_CHARGES`] of them.
     pub charges: Vec<ChargeRequest>,
 }
@@ -69,6 +79,37 @@ struct RawCharge {
     sliding_window: Option<WindowSpec>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sliding_log: Option<WindowSpec>,
+}
+
+/// A decision's id: 1 to [`MAX_ID`] visible ASCII characters, chosen by who asks, different for different decisions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DecisionId(String);
+
+impl DecisionId {
+    /// As it was sent.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl TryFrom<String> for DecisionId {
+    type Error = String;
+
+    fn try_from(id: String) -> Result<Self, String> {
+        if (1..=MAX_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()) {
+            Ok(Self(id))
+        } else {
+            Err(format!("must be 1 to {MAX_ID} visible ASCII characters"))
+        }
+    }
+}
+
+impl From<DecisionId> for String {
+    fn from(id: DecisionId) -> Self {
+        id.0
+    }
 }
 
 /// A cost on the wire.
@@ -324,6 +365,20 @@ mod tests {
         assert_eq!(request, again);
         let Limit::TokenBucket(limit) = request.decisions[0].charges[0].limit else { panic!("a token bucket") };
         assert_eq!(limit.refill.period(), 200_000);
+    }
+
+    #[test]
+    fn a_decision_may_have_an_id() {
+        let decision = |id: &str| serde_json::from_str::<DecisionRequest>(&format!(r#"{{{id}"charges":[{CHARGE}]}}"#));
+        let known = decision(r#""id":"7f/3","#).unwrap();
+        assert_eq!(known.id.as_ref().unwrap().as_bytes(), b"7f/3");
+        assert!(serde_json::to_string(&known).unwrap().starts_with(r#"{"id":"7f/3","charges""#));
+        assert!(serde_json::to_string(&decision("").unwrap()).unwrap().starts_with(r#"{"charges""#));
+        for wrong in ["\"\"", "\"a b\"", "\"é\"", "7", "[]"] {
+            assert!(decision(&format!("\"id\":{wrong},")).is_err(), "{wrong}");
+        }
+        assert!(decision(&format!("\"id\":\"{}\",", "x".repeat(64))).is_ok());
+        assert!(decision(&format!("\"id\":\"{}\",", "x".repeat(65))).is_err());
     }
 
     #[test]

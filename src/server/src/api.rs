@@ -42,12 +42,13 @@ pub struct Endpoint {
 
 impl Endpoint {
     pub fn new(store: Store, tokens: Option<BearerTokens>, max_in_flight: usize) -> Self {
+        let metrics = Metrics::new(store.faults());
         Self {
             store,
             tokens,
             max_in_flight,
             places: Semaphore::new(max_in_flight),
-            metrics: Metrics::new(),
+            metrics,
             readiness: Readiness::default(),
             strangers: Throttle::default(),
             turned_away: Throttle::default(),
@@ -147,7 +148,7 @@ impl Endpoint {
 
 async fn metrics_page(State(endpoint): State<Arc<Endpoint>>) -> Response {
     let in_flight = endpoint.max_in_flight.saturating_sub(endpoint.places.available_permits());
-    match endpoint.metrics.page(in_flight) {
+    match endpoint.metrics.page(in_flight, endpoint.store.open_breakers()) {
         Ok(page) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }

@@ -15,7 +15,7 @@ mod throttle;
 
 use api::Endpoint;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use settings::{AUTH_TOKENS, ServeArgs, Settings};
+use settings::{Secrets, ServeArgs, Settings};
 use std::process::ExitCode;
 
 /// Distributed rate limits for Envoy.
@@ -47,7 +47,7 @@ fn settings() -> Result<Settings, String> {
     let matches = Cli::command().get_matches();
     let Command::Serve(args) = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let matches = matches.subcommand().map_or(&matches, |(_, matches)| matches);
-    Settings::resolve(args, matches, std::env::var_os(AUTH_TOKENS))
+    Settings::resolve(args, matches, Secrets::from_env())
 }
 
 fn run(settings: Settings) -> ExitCode {
@@ -62,9 +62,11 @@ fn run(settings: Settings) -> ExitCode {
 }
 
 fn serve(settings: Settings) -> Result<(), String> {
+    // The one that TLS uses, whatever else is linked in.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Runtime::new().map_err(|error| format!("the runtime does not start: {error}"))?;
     runtime.block_on(async {
-        let store = settings.store.open(settings.store_timeout, settings.memory_keys)?;
+        let store = settings.store.open(&settings.access, settings.store_timeout, settings.memory_keys)?;
         let endpoint = Endpoint::new(store, settings.tokens, settings.max_in_flight);
         serve::serve(settings.listen, endpoint, settings.max_connections).await
     })

@@ -2,6 +2,7 @@
 //! one, so that a rate is right from the first event, and no caller decides how many there are.
 
 use crate::refusal::Reason;
+use crate::store::Faults;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -10,7 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::time::Instant;
-use tollgate_core::wire::{AdmitAnswer, DecisionAnswer, Denial, Failure};
+use tollgate_core::wire::{AdmitAnswer, DecisionAnswer, Denial};
 
 /// For Prometheus, which asks for the version of the format by this.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -25,10 +26,6 @@ pub const STATUSES: [u16; 9] = [200, 400, 401, 404, 405, 408, 413, 500, 503];
 
 const OUTCOMES: [&str; 4] = ["admitted", "denied", "over_capacity", "failed"];
 
-/// Kinds that are not among them (of a newer store) get a series when they first happen.
-pub const FAILURES: [Failure; 5] =
-    [Failure::StoreTimeout, Failure::StoreUnavailable, Failure::StoreError, Failure::StoreFull, Failure::Unknown];
-
 type Label<V> = [(&'static str, V); 1];
 
 /// The series.
@@ -36,13 +33,13 @@ pub struct Metrics {
     registry: Registry,
     decisions: Family<Label<&'static str>, Counter>,
     requests: Family<Label<u16>, Counter>,
-    store_errors: Family<Label<String>, Counter>,
     refused: Family<Label<&'static str>, Counter>,
     parse: Histogram,
     store: Histogram,
     total: Histogram,
     in_flight: Gauge,
     connections: Gauge,
+    open_breakers: Gauge,
 }
 
 /// A part of a request's way.
@@ -57,7 +54,8 @@ pub enum Stage {
 }
 
 impl Metrics {
-    pub fn new() -> Self {
+    /// `faults` is counted by the store.
+    pub fn new(faults: &Faults) -> Self {
         let mut registry = Registry::with_prefix("tollgate");
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "What runs", Info::new(version));
@@ -70,9 +68,7 @@ impl Metrics {
         registry.register("requests", "HTTP requests that were answered, by status", requests.clone());
         STATUSES.iter().for_each(|status| drop(requests.get_or_create(&[("code", *status)])));
 
-        let store_errors = Family::<Label<String>, Counter>::default();
-        registry.register("store_errors", "Decisions that the store could not make, by kind", store_errors.clone());
-        FAILURES.iter().for_each(|failure| drop(store_errors.get_or_create(&[("kind", kind(*failure))])));
+        registry.register("store_errors", "Decisions that the store could not make, by kind", faults.series());
 
         let refused = Family::<Label<&'static str>, Counter>::default();
         registry.register("refused", "Requests and connections that were not taken, by reason", refused.clone());
@@ -86,10 +82,12 @@ impl Metrics {
         let [parse, store, total] =
             ["parse", "store", "total"].map(|stage| stages.get_or_create_owned(&[("stage", stage)]));
 
-        let (in_flight, connections) = (Gauge::default(), Gauge::default());
+        let (in_flight, connections, open_breakers) = (Gauge::default(), Gauge::default(), Gauge::default());
         registry.register("in_flight", "Requests that are being read or decided", in_flight.clone());
         registry.register("connections", "Connections that are open", connections.clone());
-        Self { registry, decisions, requests, store_errors, refused, parse, store, total, in_flight, connections }
+        let help = "Breakers on the store that are open: of one, or in a cluster of one for each group of slots";
+        registry.register("store_open_breakers", help, open_breakers.clone());
+        Self { registry, decisions, requests, refused, parse, store, total, in_flight, connections, open_breakers }
     }
 
     /// Counts what became of each decision.
@@ -97,9 +95,6 @@ impl Metrics {
         let mut counts = [0; OUTCOMES.len()];
         for decision in &answer.decisions {
             counts[outcome(decision)] += 1;
-            if let DecisionAnswer::Failed(failure) = decision {
-                self.store_errors.get_or_create(&[("kind", kind(*failure))]).inc();
-            }
         }
         for (outcome, count) in OUTCOMES.into_iter().zip(counts).filter(|(_, count)| *count > 0) {
             self.decisions.get_or_create(&[("outcome", outcome)]).inc_by(count);
@@ -131,8 +126,9 @@ impl Metrics {
     }
 
     /// The page, as of now.
-    pub fn page(&self, in_flight: usize) -> Result<String, std::fmt::Error> {
+    pub fn page(&self, in_flight: usize, open_breakers: usize) -> Result<String, std::fmt::Error> {
         self.in_flight.set(i64::try_from(in_flight).unwrap_or(i64::MAX));
+        self.open_breakers.set(i64::try_from(open_breakers).unwrap_or(i64::MAX));
         let mut page = String::new();
         encode(&mut page, &self.registry)?;
         Ok(page)
@@ -151,15 +147,11 @@ fn outcome(decision: &DecisionAnswer) -> usize {
     }
 }
 
-/// As it is called on the wire.
-fn kind(failure: Failure) -> String {
-    serde_json::to_value(failure).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tollgate_core::wire::{Admitted, Denied};
+    use crate::store::FaultKind;
+    use tollgate_core::wire::{Admitted, Denied, Failure};
 
     fn denied(denials: &[Option<Denial>]) -> DecisionAnswer {
         DecisionAnswer::Denied(denials.iter().map(|denied| Denied { remaining: 0, denied: *denied }).collect())
@@ -167,7 +159,9 @@ mod tests {
 
     #[test]
     fn each_decision_is_counted_by_what_became_of_it() {
-        let metrics = Metrics::new();
+        let faults = Faults::new();
+        let metrics = Metrics::new(&faults);
+        faults.count(FaultKind::Timeout, 2);
         metrics.answered(&AdmitAnswer {
             decisions: vec![
                 DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }]),
@@ -177,14 +171,15 @@ mod tests {
                 DecisionAnswer::Failed(Failure::StoreTimeout),
             ],
         });
-        let page = metrics.page(3).unwrap();
+        let page = metrics.page(3, 1).unwrap();
         for line in [
             "tollgate_decisions_total{outcome=\"admitted\"} 2",
             "tollgate_decisions_total{outcome=\"denied\"} 1",
             "tollgate_decisions_total{outcome=\"over_capacity\"} 1",
             "tollgate_decisions_total{outcome=\"failed\"} 1",
-            "tollgate_store_errors_total{kind=\"store_timeout\"} 1",
-            "tollgate_store_errors_total{kind=\"store_full\"} 0",
+            "tollgate_store_errors_total{kind=\"timeout\"} 2",
+            "tollgate_store_errors_total{kind=\"full\"} 0",
+            "tollgate_store_open_breakers 1",
             "tollgate_in_flight 3",
             concat!("tollgate_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
         ] {
@@ -194,10 +189,12 @@ mod tests {
 
     #[test]
     fn no_event_adds_a_series() {
-        let metrics = Metrics::new();
-        let series = |metrics: &Metrics| metrics.page(0).unwrap().lines().count();
+        let faults = Faults::new();
+        let metrics = Metrics::new(&faults);
+        let series = |metrics: &Metrics| metrics.page(0, 0).unwrap().lines().count();
         let before = series(&metrics);
-        metrics.answered(&AdmitAnswer { decisions: FAILURES.map(DecisionAnswer::Failed).into() });
+        metrics.answered(&AdmitAnswer { decisions: vec![DecisionAnswer::Failed(Failure::StoreTimeout)] });
+        FaultKind::ALL.iter().for_each(|kind| faults.count(*kind, 1));
         Reason::ALL.into_iter().for_each(|reason| metrics.refused(reason));
         STATUSES.into_iter().for_each(|status| metrics.replied(status));
         [Stage::Parse, Stage::Store, Stage::Total].into_iter().for_each(|stage| metrics.took(stage, Instant::now()));

@@ -1,12 +1,14 @@
 //! How `tollgate serve` is told what to do: by flags, by variables, by a file, in that order; else there is a default.
 
+mod access;
 mod file;
 mod values;
 
+use self::access::AccessArgs;
 use self::file::File;
 use self::values::{Bounded, LogFilter, LogFormat, Wait};
 use crate::auth::BearerTokens;
-use crate::store::StoreUrl;
+use crate::store::{Access, StoreUrl};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use std::ffi::{OsStr, OsString};
@@ -15,8 +17,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The variable with the tokens themselves. There is no such flag: others see a program's arguments.
-pub const AUTH_TOKENS: &str = "TOLLGATE_AUTH_TOKENS";
+/// The variable with the tokens themselves.
+const AUTH_TOKENS: &str = "TOLLGATE_AUTH_TOKENS";
 
 const HELP: &str = "\
 Each setting is taken from its flag, else from its variable, else from the file, else from its default.
@@ -29,6 +31,10 @@ Examples:
   export TOLLGATE_STORE=redis://user:password@redis:6379/0
   tollgate serve --listen 0.0.0.0:10002 --auth-token-file /run/secrets/tollgate
 
+  # Over a Redis Cluster, with TLS and an ACL user
+  tollgate serve --store rediss+cluster://redis-0,redis-1,redis-2 --redis-ca-file ca.pem \\
+    --redis-user tollgate --redis-password-file /run/secrets/redis
+
   # From a file, with one setting changed
   tollgate serve --config tollgate.yaml --log debug
 
@@ -38,6 +44,14 @@ The file is YAML, with the names of the flags:
   store_timeout: 20ms
   auth_token_file: /run/secrets/tollgate
   log_format: json
+
+Stores:
+  memory                                  this process alone; lost when it ends
+  redis://host[:port][/db]                one server
+  redis+sentinel://host[:port],…/service  the master that the sentinels know
+  redis+cluster://host[:port],…           a cluster, from any of its nodes
+Each with rediss in place of redis for TLS, and with user:password@ before the hosts (%-encoded), or with
+--redis-user and a password from a file or TOLLGATE_REDIS_PASSWORD.
 
 Tokens: one or two, of 16 bytes or more, as from `openssl rand -hex 32`. To change one without a gap, write the new one
 below the old one and restart, give it to the callers, remove the old one and restart.";
@@ -52,10 +66,12 @@ pub struct ServeArgs {
     /// Where to listen, as address:port. Port 0 takes a free one and prints it.
     #[arg(long, env = "TOLLGATE_LISTEN", default_value = "127.0.0.1:10002")]
     listen: SocketAddr,
-    /// Where the budgets are kept: `memory` (this process alone; lost when it ends) or redis://[user:password@]host[:port][/db].
+    /// Where the budgets are kept: `memory`, or a redis URL; the forms are below.
     // Not parsed by clap, which would show a wrong value, and with it a password.
     #[arg(long, env = "TOLLGATE_STORE", default_value = "memory", hide_env_values = true)]
     store: String,
+    #[command(flatten)]
+    access: AccessArgs,
     /// How long the store may take for one request before the answer is "failed". Keep it below the filter's timeout.
     #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", default_value = "20ms")]
     store_timeout: Wait,
@@ -87,10 +103,31 @@ pub struct ServeArgs {
     log_format: LogFormat,
 }
 
+/// What is secret comes by variables: others see a program's arguments.
+#[derive(Default)]
+pub struct Secrets {
+    auth_tokens: Option<OsString>,
+    redis_password: Option<OsString>,
+    sentinel_password: Option<OsString>,
+}
+
+impl Secrets {
+    /// From this process's environment.
+    pub fn from_env() -> Self {
+        let of = std::env::var_os;
+        Self {
+            auth_tokens: of(AUTH_TOKENS),
+            redis_password: of(access::REDIS_PASSWORD),
+            sentinel_password: of(access::SENTINEL_PASSWORD),
+        }
+    }
+}
+
 /// As the program uses it.
 pub struct Settings {
     pub listen: SocketAddr,
     pub store: StoreUrl,
+    pub access: Access,
     pub store_timeout: Duration,
     pub memory_keys: usize,
     /// `None`: callers are not asked for a token.
@@ -107,9 +144,9 @@ pub struct Log {
 }
 
 impl Settings {
-    /// `matches` is where `args` come from; `auth_tokens` is the value of [`AUTH_TOKENS`].
-    pub fn resolve(mut args: ServeArgs, matches: &ArgMatches, auth_tokens: Option<OsString>) -> Result<Self, String> {
-        let mut tokens = tokens(&args, matches.value_source("auth_token_file"), auth_tokens.as_deref())?;
+    /// `matches` is where `args` come from.
+    pub fn resolve(mut args: ServeArgs, matches: &ArgMatches, secrets: Secrets) -> Result<Self, String> {
+        let mut tokens = tokens(&args, matches.value_source("auth_token_file"), secrets.auth_tokens.as_deref())?;
         let mut file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
         if let (None, Some(path)) = (&tokens, &file.auth_token_file) {
             tokens = Some(BearerTokens::read(path).map_err(|error| format!("auth_token_file: {error}"))?);
@@ -118,7 +155,9 @@ impl Settings {
             Some(url) if is_unset(matches, "store") => url,
             _ => args.store.parse().map_err(|error| format!("--store (or TOLLGATE_STORE): {error}"))?,
         };
-        args.fill(matches, file);
+        let passwords = [secrets.redis_password, secrets.sentinel_password];
+        args.fill(matches, &mut file);
+        let access = args.access.resolve(matches, &mut file, passwords)?;
         if !args.listen.ip().is_loopback() && tokens.is_none() && !args.allow_remote {
             return Err(format!(
                 "{} can be reached from other machines, and callers are not authenticated: listen on 127.0.0.1, \
@@ -129,6 +168,7 @@ impl Settings {
         Ok(Self {
             listen: args.listen,
             store,
+            access,
             store_timeout: args.store_timeout.0,
             memory_keys: args.memory_keys.get(),
             tokens,
@@ -141,10 +181,10 @@ impl Settings {
 
 impl ServeArgs {
     /// Takes from the file what neither a flag nor a variable says.
-    fn fill(&mut self, matches: &ArgMatches, file: File) {
+    fn fill(&mut self, matches: &ArgMatches, file: &mut File) {
         macro_rules! fill {
             ($($field:ident),* $(,)?) => {
-                $(if let Some(value) = file.$field
+                $(if let Some(value) = file.$field.take()
                     && is_unset(matches, stringify!($field))
                 {
                     self.$field = value;

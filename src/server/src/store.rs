@@ -1,42 +1,39 @@
 //! Where budgets are kept. Every store gives the same answers; `tests/` runs one suite over all of them.
 
 mod breaker;
+mod fault;
 mod memory;
 mod redis;
 
+pub use self::fault::{FaultKind, Faults};
+pub use self::redis::{Access, Login};
+
 use self::memory::MemoryStore;
-use self::redis::RedisStore;
+use self::redis::{FORMS, RedisStore, RedisUrl};
 use std::str::FromStr;
+use std::sync::LazyLock;
 use std::time::Duration;
-use tollgate_core::wire::{AdmitAnswer, AdmitRequest};
+use tollgate_core::key::{Digest, HashKey};
+use tollgate_core::wire::{AdmitAnswer, AdmitRequest, DecisionAnswer, DecisionRequest, Failure};
 
 /// Which store to use, as written on the command line.
 #[derive(Clone)]
 pub enum StoreUrl {
     /// This process's memory.
     Memory,
-    /// A Redis server. The URL may hold a password, so it is never shown.
-    Redis(Box<::redis::ConnectionInfo>),
+    /// Redis. The URL may hold a password, so it is never shown.
+    Redis(RedisUrl),
 }
 
 impl FromStr for StoreUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        const FORMS: &str = "write `memory` or redis://[user:password@]host[:port][/db]";
-        if text == "memory" {
-            return Ok(Self::Memory);
+        match text {
+            "memory" => Ok(Self::Memory),
+            _ if text.starts_with("redis") => RedisUrl::parse(text).map(Self::Redis),
+            _ => Err(format!("not a store: write `memory` or {FORMS}")),
         }
-        if text.starts_with("rediss://") {
-            return Err(format!("TLS to Redis is not supported yet: {FORMS}"));
-        }
-        if !text.starts_with("redis://") {
-            return Err(format!("not a store: {FORMS}"));
-        }
-        // The library's own message may repeat the URL and with it a password.
-        ::redis::IntoConnectionInfo::into_connection_info(text)
-            .map(|info| Self::Redis(Box::new(info)))
-            .map_err(|_| format!("not a Redis URL: {FORMS}"))
     }
 }
 
@@ -44,52 +41,97 @@ impl StoreUrl {
     /// Opens the store. One that cannot be reached now is tried again until it can.
     ///
     /// `timeout` bounds every call; `keys` bounds the memory store.
-    pub fn open(&self, timeout: Duration, keys: usize) -> Result<Store, String> {
-        Ok(match self {
-            Self::Memory => Store::Memory(MemoryStore::new(keys)),
-            Self::Redis(info) => Store::Redis(Box::new(RedisStore::open(info, timeout)?)),
-        })
+    pub fn open(&self, access: &Access, timeout: Duration, keys: usize) -> Result<Store, String> {
+        let faults = Faults::new();
+        let kind = match self {
+            Self::Memory if !access.is_empty() => {
+                return Err("a login or certificates for Redis are given, but the store is `memory`".into());
+            }
+            Self::Memory => Kind::Memory(MemoryStore::new(keys)),
+            Self::Redis(url) => Kind::Redis(RedisStore::open(url, access, timeout, faults.clone())?),
+        };
+        Ok(Store { kind, faults })
     }
 }
 
 /// An open store.
-pub enum Store {
-    /// This process's memory.
+pub struct Store {
+    kind: Kind,
+    faults: Faults,
+}
+
+enum Kind {
     Memory(MemoryStore),
-    /// A Redis server.
-    Redis(Box<RedisStore>),
+    Redis(RedisStore),
 }
 
 impl Store {
     /// Decides each decision of the batch, all-or-nothing by itself.
     pub async fn admit(&self, request: AdmitRequest) -> AdmitAnswer {
-        let decisions = match self {
-            Self::Memory(store) => store.admit(request.decisions),
-            Self::Redis(store) => store.admit(&request.decisions).await,
+        let decisions = match &self.kind {
+            Kind::Memory(store) => {
+                let answers = store.admit(request.decisions);
+                self.count(&answers);
+                answers
+            }
+            Kind::Redis(store) => store.admit(&request.decisions).await,
         };
         AdmitAnswer { decisions }
     }
 
+    /// What the memory store could not decide.
+    fn count(&self, answers: &[DecisionAnswer]) {
+        for answer in answers {
+            match answer {
+                DecisionAnswer::Failed(Failure::StoreFull) => self.faults.count(FaultKind::Full, 1),
+                DecisionAnswer::Failed(_) => self.faults.count(FaultKind::Malformed, 1),
+                DecisionAnswer::Admitted(_) | DecisionAnswer::Denied(_) => {}
+            }
+        }
+    }
+
+    /// How many decisions could not be made, by kind.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// How many of the store's breakers are open.
+    pub fn open_breakers(&self) -> usize {
+        match &self.kind {
+            Kind::Memory(_) => 0,
+            Kind::Redis(store) => store.open_breakers(),
+        }
+    }
+
     /// Whether the store answers now; if not, why.
     pub async fn ready(&self) -> Result<(), String> {
-        match self {
-            Self::Memory(_) => Ok(()),
-            Self::Redis(store) => store.ready().await,
+        match &self.kind {
+            Kind::Memory(_) => Ok(()),
+            Kind::Redis(store) => store.ready().await,
         }
     }
 
     /// Forgets budgets that are full, for ever.
     pub async fn keep_small(&self) {
-        if let Self::Memory(store) = self {
+        if let Kind::Memory(store) = &self.kind {
             store.keep_small().await;
         }
     }
 
     /// What to call it in a log: no user, no password.
     pub fn describe(&self) -> String {
-        match self {
-            Self::Memory(_) => "memory".into(),
-            Self::Redis(store) => store.describe(),
+        match &self.kind {
+            Kind::Memory(_) => "memory".into(),
+            Kind::Redis(store) => store.describe().to_owned(),
         }
     }
+}
+
+/// What a decision with an id is remembered by: the same id with other charges is another decision.
+fn remembered_as(decision: &DecisionRequest) -> Option<Digest> {
+    static KEY: LazyLock<HashKey> = LazyLock::new(|| HashKey::new(b""));
+    let mut digest = KEY.digest("decision id");
+    digest.part(decision.id.as_ref()?.as_bytes());
+    digest.part(&serde_json::to_vec(&decision.charges).ok()?);
+    Some(digest.finish())
 }

@@ -25,7 +25,7 @@ async fn metrics_show_what_happened_and_no_secret() {
     let endpoint = Endpoint::start_with(&[&args[..], &["--auth-token-file", tokens.path()]].concat()).await;
     let address = endpoint.address;
     let before = page(address).await;
-    assert_eq!(value(&before, "tollgate_store_errors_total{kind=\"store_timeout\"}"), 0.0, "from the start");
+    assert_eq!(value(&before, "tollgate_store_errors_total{kind=\"timeout\"}"), 0.0, "from the start");
 
     let ask = || ask(address).bearer_auth(TOKEN);
     assert_eq!(send(ask()).await.status, 200);
@@ -46,7 +46,7 @@ async fn metrics_show_what_happened_and_no_secret() {
     for (series, expected) in [
         ("tollgate_decisions_total{outcome=\"admitted\"}", 1.0),
         ("tollgate_decisions_total{outcome=\"failed\"}", 1.0),
-        ("tollgate_store_errors_total{kind=\"store_timeout\"}", 1.0),
+        ("tollgate_store_errors_total{kind=\"timeout\"}", 1.0),
         ("tollgate_refused_total{reason=\"unauthorized\"}", 1.0),
         ("tollgate_refused_total{reason=\"bad_request\"}", 1.0),
         ("tollgate_refused_total{reason=\"overload\"}", 1.0),

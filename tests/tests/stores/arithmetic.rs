@@ -82,7 +82,7 @@ async fn agree(letter: char) {
     const KEYS: u64 = 1_500;
     const STEPS: u64 = 12;
     assert_eq!(SHIPPED.matches(CLOCK).count(), 1, "the script's clock");
-    let script = Script::new(&SHIPPED.replace(CLOCK, "local now = tonumber(ARGV[#ARGV])\n"));
+    let script = Script::new(&SHIPPED.replace(CLOCK, "local now = tonumber(table.remove(ARGV))\n"));
     let redis = Redis::start().await;
     let mut connection = redis.connect().await;
     let mut random = Random(0x2026_1202 + u64::from(u32::from(letter)));
@@ -109,6 +109,7 @@ async fn agree(letter: char) {
             let expected = step(&limit, &mut stored, cost, Micros::new(now));
             let found: Vec<i64> = script
                 .key(format!("key {key}"))
+                .arg("take")
                 .arg(letter.to_string())
                 .arg(&numbers)
                 .arg(cost.count())

@@ -1,5 +1,5 @@
 use super::*;
-use crate::store::StoreUrl;
+use crate::store::{Access, StoreUrl};
 use axum::http::Request;
 use hyper::body::{Frame, SizeHint};
 use std::pin::Pin;
@@ -14,7 +14,7 @@ fn endpoint(tokens: Option<&str>) -> Arc<Endpoint> {
 
 pub fn endpoint_over(store: &str, tokens: Option<&str>, places: usize) -> Arc<Endpoint> {
     let store: StoreUrl = store.parse().unwrap();
-    let store = store.open(Duration::from_millis(20), 1000).unwrap();
+    let store = store.open(&Access::default(), Duration::from_millis(20), 1000).unwrap();
     let tokens = tokens.map(|list| BearerTokens::parse_list(list).unwrap());
     Arc::new(Endpoint::new(store, tokens, places))
 }

@@ -1,12 +1,12 @@
 use super::*;
 use crate::admit;
 use crate::api::tests::{Declared, endpoint_over, send, text};
-use crate::metrics::FAILURES;
+use crate::store::FaultKind;
 use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use tollgate_core::wire::{ADMIT_PATH, AdmitAnswer, Failure, MAX_BODY};
+use tollgate_core::wire::{ADMIT_PATH, AdmitAnswer, MAX_BODY};
 
 const LIMITS: [&str; 5] = ["token_bucket", "gcra", "fixed_window", "sliding_window", "sliding_log"];
 
@@ -65,14 +65,14 @@ fn every_example_of_an_answer_is_one() {
 
 #[test]
 fn every_kind_of_failure_is_described_and_no_other() {
-    let known: Vec<Value> = FAILURES
-        .into_iter()
-        .filter(|failure| *failure != Failure::Unknown)
-        .map(|failure| serde_json::to_value(failure).unwrap())
+    let known: BTreeSet<String> = FaultKind::ALL
+        .iter()
+        .map(|kind| serde_json::to_value(kind.failure()).unwrap().as_str().unwrap().to_owned())
         .collect();
     let document = document_value();
     let described = schema(&document, "Failure/enum").as_array().unwrap();
-    assert_eq!(&known, described);
+    let described: BTreeSet<String> = described.iter().map(|name| name.as_str().unwrap().to_owned()).collect();
+    assert_eq!(known, described);
 }
 
 /// The value at the bound is taken, and the next one is not.
@@ -165,6 +165,12 @@ fn the_patterns_of_every_text_are_those_of_the_parser() {
         let mut request = request("gcra");
         request["decisions"][0]["charges"][0][field] = value.into();
         assert_eq!(parse(&request).is_ok(), taken, "{field}: {value}");
+    }
+    assert_eq!(*schema(&document, "Decision/properties/id/pattern"), "^[!-~]{1,64}$");
+    for (id, taken) in [("!~", true), (&"i".repeat(64), true), (&"i".repeat(65), false), ("", false), ("a b", false)] {
+        let mut request = request("gcra");
+        request["decisions"][0]["id"] = id.into();
+        assert_eq!(parse(&request).is_ok(), taken, "{id}");
     }
 }
 

@@ -14,6 +14,13 @@ pub struct File {
     pub listen: Option<SocketAddr>,
     #[serde(default, deserialize_with = "store")]
     pub store: Option<StoreUrl>,
+    pub redis_user: Option<String>,
+    pub redis_password_file: Option<PathBuf>,
+    pub redis_ca_file: Option<PathBuf>,
+    pub redis_cert_file: Option<PathBuf>,
+    pub redis_key_file: Option<PathBuf>,
+    pub sentinel_user: Option<String>,
+    pub sentinel_password_file: Option<PathBuf>,
     pub store_timeout: Option<Wait>,
     pub memory_keys: Option<Bounded<1000, { u32::MAX }>>,
     pub auth_token_file: Option<PathBuf>,

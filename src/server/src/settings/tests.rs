@@ -11,7 +11,7 @@ fn resolve(args: &[&str], auth_tokens: Option<&str>) -> Result<Settings, String>
     let matches =
         Cli::command().try_get_matches_from(["serve"].iter().chain(args)).map_err(|error| error.to_string())?;
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.to_string())?;
-    Settings::resolve(cli.args, &matches, auth_tokens.map(Into::into))
+    Settings::resolve(cli.args, &matches, Secrets { auth_tokens: auth_tokens.map(Into::into), ..Secrets::default() })
 }
 
 #[test]

@@ -43,6 +43,11 @@ impl Breaker {
         self.lets_through(Instant::now()).then(|| Call(Some(self)))
     }
 
+    /// Whether calls fail at once, but for a probe.
+    pub fn is_open(&self) -> bool {
+        matches!(*self.lock(), State::Open { .. })
+    }
+
     fn lets_through(&self, now: Instant) -> bool {
         let mut state = self.lock();
         match *state {

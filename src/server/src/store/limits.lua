@@ -1,15 +1,20 @@
 -- Several limits, charged all or none, by the server's own clock.
 --
 -- KEYS[i]        what is stored of limit i
--- ARGV[5i-4]     its algorithm: b token bucket, g GCRA, f fixed window, s sliding window, l sliding log
--- ARGV[5i-3]     its capacity (burst), 1 to 999999999999; for l at most 1000
--- ARGV[5i-2]     b, g: so many units (1 to 999999999999) come back ...   f, s, l: the window in microseconds
--- ARGV[5i-1]     ... in so many microseconds, in lowest terms             f, s, l: 0
--- ARGV[5i]       the cost, 1 to 999999999999
+-- KEYS[last]     one more key than limits: what is remembered of this decision, under its id
+-- ARGV[1]        take: charges, if every limit has the units
+--                check: says what take would, and charges nothing
+--                back: undoes a take, by its id; at most what would be there had it never been
+-- ARGV[5i-3]     limit i's algorithm: b token bucket, g GCRA, f fixed window, s sliding window, l sliding log
+-- ARGV[5i-2]     its capacity (burst), 1 to 999999999999; for l at most 1000
+-- ARGV[5i-1]     b, g: so many units (1 to 999999999999) come back ...   f, s, l: the window in microseconds
+-- ARGV[5i]       ... in so many microseconds, in lowest terms             f, s, l: 0
+-- ARGV[5i+1]     the cost, 1 to 999999999999
 --                Periods and windows are 1 us to 30 days.
 --
 -- Gives three numbers for each limit: 0 (has the units), 1 (will have them) or 2 (never); whole units left; and the
--- microseconds to wait. The charges were made if every first number is 0.
+-- microseconds to wait. The charges were made if every first number is 0. A decision that was taken under the same id
+-- within REMEMBERED_MS is not taken again. `back` gives nothing.
 --
 -- What is stored, times in microseconds:
 --   b  "b:tokens:fraction:period:at"          whole units, and fraction/period of the next, at that time
@@ -17,6 +22,7 @@
 --   f  "f:start:spent:window"
 --   s  "s:start:current:previous:window"
 --   l  a list of "at:cost"
+--   an id: "i:at", when its charges were made
 -- No key means that nothing was spent; a key expires when it would say so.
 --
 -- Numbers are doubles, exact up to 2^53: what could grow beyond that is divided in steps (muldiv). The same arithmetic,
@@ -25,6 +31,7 @@
 local MAX = 9007199254740991
 local MAX_SKEW = 60000000
 local MARGIN_MS = 1000
+local REMEMBERED_MS = 10000
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
@@ -83,6 +90,8 @@ end
 
 -- Each algorithm: `load` gives the state as it is now (nil where it is malformed) and whether loading has mended it;
 -- `wait` the microseconds to wait, nil where the cost can be spent; `spend`, `left` and `store` do what they say.
+-- `back` undoes what was spent at a time that is not after now. A bucket that was short of those units has kept refill
+-- that it would have had no room for, so that much of them does not come back: else they could be spent twice.
 
 local bucket = {}
 
@@ -133,6 +142,12 @@ end
 
 function bucket.spend(_, state, cost)
   state.tokens = state.tokens - cost
+end
+
+function bucket.back(limit, state, cost, at)
+  local refilled, rest = scale(now - at, limit.units, limit.per)
+  local back = math.max(0, cost - refilled - (rest > 0 and 1 or 0))
+  state.tokens = math.min(limit.capacity, state.tokens + back)
 end
 
 function bucket.left(_, state)
@@ -197,6 +212,18 @@ function gcra.spend(limit, state, cost)
   state.fraction = fraction
 end
 
+function gcra.back(limit, state, cost, at)
+  local whole, part = time_of(limit, cost)
+  whole = whole - (now - at)
+  if whole < 0 then
+    return
+  end
+  state.at, state.fraction = state.at - whole, state.fraction - part
+  if state.fraction < 0 then
+    state.at, state.fraction = state.at - 1, state.fraction + limit.units
+  end
+end
+
 function gcra.left(limit, state)
   local spent, rest = scale(state.at - now, limit.units, limit.per)
   return math.max(0, limit.capacity - spent - math.ceil((rest + state.fraction) / limit.per))
@@ -251,6 +278,12 @@ end
 
 function fixed.spend(_, state, cost)
   state.spent = state.spent + cost
+end
+
+function fixed.back(_, state, cost, at)
+  if at >= state.start then
+    state.spent = math.max(0, state.spent - cost)
+  end
 end
 
 function fixed.left(limit, state)
@@ -314,6 +347,14 @@ function sliding.spend(_, state, cost)
   state.current = state.current + cost
 end
 
+function sliding.back(_, state, cost, at)
+  if at >= state.start then
+    state.current = math.max(0, state.current - cost)
+  elseif at >= state.start - state.window then
+    state.previous = math.max(0, state.previous - cost)
+  end
+end
+
 function sliding.left(limit, state)
   return math.max(0, limit.capacity - estimate(state))
 end
@@ -367,6 +408,17 @@ function log.spend(_, state, cost)
   state.spent = state.spent + cost
 end
 
+-- Of entries with one time and cost any will do: they expire together.
+function log.back(_, state, cost, at)
+  for i, entry in ipairs(state.entries) do
+    if entry.at == at and entry.cost == cost then
+      state.removed = string.format('%.0f:%.0f', at, cost)
+      table.remove(state.entries, i)
+      return
+    end
+  end
+end
+
 function log.left(limit, state)
   return math.max(0, limit.capacity - state.spent)
 end
@@ -382,53 +434,84 @@ function log.store(key, limit, state)
   elseif state.expired > 0 then
     redis.call('LTRIM', key, state.expired, -1)
   end
+  if state.removed then
+    redis.call('LREM', key, 1, state.removed)
+  end
   if state.added then
     push(key, state.added)
   end
   local last = state.added or state.entries[#state.entries]
-  redis.call('PEXPIRE', key, ttl(last.at + limit.units))
+  if last then
+    redis.call('PEXPIRE', key, ttl(last.at + limit.units))
+  end
 end
 
 local algorithms = { b = bucket, g = gcra, f = fixed, s = sliding, l = log }
-local charges, admitted = {}, true
+local mode, count = ARGV[1], (#ARGV - 1) / 5
+local id, taken = KEYS[count + 1], nil
+if id then
+  taken = numbers(id, 'i', 1)
+  if taken == false then
+    return malformed()
+  end
+end
 
-for i, key in ipairs(KEYS) do
-  local algorithm = algorithms[ARGV[5 * i - 4]]
+local charges, admitted = {}, true
+for i = 1, count do
+  local key, algorithm = KEYS[i], algorithms[ARGV[5 * i - 3]]
   local limit = {
-    capacity = tonumber(ARGV[5 * i - 3]),
-    units = tonumber(ARGV[5 * i - 2]),
-    per = tonumber(ARGV[5 * i - 1]),
+    capacity = tonumber(ARGV[5 * i - 2]),
+    units = tonumber(ARGV[5 * i - 1]),
+    per = tonumber(ARGV[5 * i]),
   }
-  local cost = tonumber(ARGV[5 * i])
+  local cost = tonumber(ARGV[5 * i + 1])
   local state, mended = algorithm.load(key, limit)
   if not state then
     return malformed()
   end
   local charge = { algorithm = algorithm, limit = limit, cost = cost, state = state, mended = mended, verdict = 0, wait = 0 }
-  if cost > limit.capacity then
-    charge.verdict = 2
-    admitted = false
-  else
-    local wait = algorithm.wait(limit, state, cost)
-    if wait then
-      charge.verdict, charge.wait = 1, wait
+  if not taken then
+    if cost > limit.capacity then
+      charge.verdict = 2
       admitted = false
+    else
+      local wait = algorithm.wait(limit, state, cost)
+      if wait then
+        charge.verdict, charge.wait = 1, wait
+        admitted = false
+      end
     end
   end
   charges[i] = charge
 end
 
+if mode == 'back' then
+  if taken then
+    for i, charge in ipairs(charges) do
+      if taken[1] <= now then
+        charge.algorithm.back(charge.limit, charge.state, charge.cost, taken[1])
+      end
+      charge.algorithm.store(KEYS[i], charge.limit, charge.state)
+    end
+    redis.call('DEL', id)
+  end
+  return {}
+end
+
+local spending = mode == 'take' and admitted and not taken
 local reply = {}
-for i, key in ipairs(KEYS) do
-  local charge = charges[i]
-  if admitted then
+for i, charge in ipairs(charges) do
+  if spending then
     charge.algorithm.spend(charge.limit, charge.state, charge.cost)
   end
-  if admitted or charge.mended then
-    charge.algorithm.store(key, charge.limit, charge.state)
+  if spending or charge.mended then
+    charge.algorithm.store(KEYS[i], charge.limit, charge.state)
   end
   reply[3 * i - 2] = charge.verdict
   reply[3 * i - 1] = charge.algorithm.left(charge.limit, charge.state)
   reply[3 * i] = charge.wait
+end
+if spending and id then
+  redis.call('SET', id, string.format('i:%.0f', now), 'PX', REMEMBERED_MS)
 end
 return reply

@@ -3,13 +3,17 @@
 //! Buckets are spread over shards, each behind its own lock. A decision takes the locks of its charges in order, so
 //! that several charges are made all or none. A bucket that is full again is forgotten, since absence means full.
 
+use super::remembered_as;
 use std::collections::HashMap;
+use std::mem::take;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use tollgate_core::key::Digest;
 use tollgate_core::limit::{Limit, State, Verdict};
 use tollgate_core::units::Micros;
-use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Denied, Failure};
+use tollgate_core::wire::{
+    Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Denied, Failure, REMEMBERED,
+};
 
 const SHARDS: u32 = 64;
 
@@ -25,6 +29,16 @@ pub struct MemoryStore {
     began: Duration,
     shards: Vec<Mutex<Shard>>,
     keys_per_shard: usize,
+    /// What was admitted under an id, by the id's share.
+    remembered: Vec<Mutex<Remembered>>,
+}
+
+/// The decisions that were admitted lately, in two generations: each is as long as a decision is remembered at least.
+#[derive(Default)]
+struct Remembered {
+    since: Micros,
+    current: HashMap<Digest, Vec<Admitted>>,
+    previous: HashMap<Digest, Vec<Admitted>>,
 }
 
 #[derive(Default)]
@@ -53,6 +67,7 @@ impl MemoryStore {
             began: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             keys_per_shard: keys.div_ceil(SHARDS as usize),
+            remembered: (0..SHARDS).map(|_| Mutex::default()).collect(),
         }
     }
 
@@ -63,7 +78,29 @@ impl MemoryStore {
 
     pub fn admit(&self, decisions: Vec<DecisionRequest>) -> Vec<DecisionAnswer> {
         let now = self.now();
-        decisions.into_iter().map(|decision| self.decide(decision.charges, now)).collect()
+        let answer = |decision: DecisionRequest| match remembered_as(&decision) {
+            None => self.decide(decision.charges, now),
+            Some(id) => self.decide_once(id, decision.charges, now),
+        };
+        decisions.into_iter().map(answer).collect()
+    }
+
+    /// One decision that may have been made already. Its id stays locked meanwhile, so that of two at once only one is
+    /// made.
+    fn decide_once(&self, id: Digest, charges: Vec<ChargeRequest>, now: Micros) -> DecisionAnswer {
+        let mut remembered = lock(&self.remembered[id.share(SHARDS) as usize]);
+        remembered.turn(now);
+        if let Some(charges) = remembered.current.get(&id).or_else(|| remembered.previous.get(&id)) {
+            return DecisionAnswer::Admitted(charges.clone());
+        }
+        if remembered.current.len() >= self.keys_per_shard {
+            return DecisionAnswer::Failed(Failure::StoreFull);
+        }
+        let answer = self.decide(charges, now);
+        if let DecisionAnswer::Admitted(charges) = &answer {
+            remembered.current.insert(id, charges.clone());
+        }
+        answer
     }
 
     /// One decision at a time that is passed in.
@@ -130,6 +167,7 @@ impl MemoryStore {
         for shard in self.shards.iter().cycle() {
             every.tick().await;
             lock(shard).sweep(self.now());
+            self.remembered.iter().for_each(|remembered| lock(remembered).turn(self.now()));
         }
     }
 }
@@ -138,9 +176,21 @@ fn micros(span: Duration) -> Micros {
     Micros::new(u64::try_from(span.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// A panic in another thread has not left a shard half written: each is changed by single inserts.
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+/// A panic in another thread has not left anything half written: each is changed by single inserts.
+fn lock<T>(shard: &Mutex<T>) -> MutexGuard<'_, T> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Remembered {
+    /// Begins a new generation when the current one is old enough.
+    fn turn(&mut self, now: Micros) {
+        let age = now.since(self.since);
+        if age >= REMEMBERED {
+            self.previous = if age < REMEMBERED.plus(REMEMBERED) { take(&mut self.current) } else { HashMap::new() };
+            self.current = HashMap::new();
+            self.since = now;
+        }
+    }
 }
 
 impl Shard {
@@ -217,6 +267,37 @@ mod tests {
             assert_eq!(denied[0], Denied { remaining: 8, denied: None });
             assert_eq!(denied[1], Denied { remaining: 0, denied: Some(Denial::WaitUs(1_000_000)) });
         }
+    }
+
+    #[test]
+    fn a_decision_that_is_sent_again_is_not_made_again() {
+        let store = MemoryStore::new(1000);
+        let id = |name: &str| DecisionRequest {
+            id: Some(name.to_owned().try_into().unwrap()),
+            charges: vec![charge(1, 4, 10), charge(2, 4, 10)],
+        };
+        let decide =
+            |request: DecisionRequest, now| store.decide_once(remembered_as(&request).unwrap(), request.charges, now);
+        let first = decide(id("a"), NOW);
+        for later in [0, 1, 9_999] {
+            assert_eq!(decide(id("a"), NOW.plus(Micros::from_millis(later))), first);
+        }
+        // Another id, or the same id with other charges, is another decision.
+        assert!(matches!(decide(id("b"), NOW), DecisionAnswer::Admitted(_)));
+        let other = DecisionRequest { charges: vec![charge(1, 3, 10)], ..id("a") };
+        for _ in 0..2 {
+            let DecisionAnswer::Denied(denied) = decide(other.clone(), NOW) else { panic!("denied") };
+            assert_eq!(denied[0].remaining, 2);
+        }
+        let later = NOW.plus(REMEMBERED).plus(REMEMBERED);
+        let DecisionAnswer::Admitted(left) = decide(id("a"), later) else { panic!("admitted anew") };
+        assert_eq!(left[0].remaining, 6);
+        let ids = |store: &MemoryStore| -> usize {
+            store.remembered.iter().map(lock).map(|ids| ids.current.len() + ids.previous.len()).sum()
+        };
+        assert!(ids(&store) >= 1);
+        store.remembered.iter().for_each(|ids| lock(ids).turn(later.plus(REMEMBERED).plus(REMEMBERED)));
+        assert_eq!(ids(&store), 0);
     }
 
     #[test]

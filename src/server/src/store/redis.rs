@@ -1,221 +1,342 @@
 //! Budgets in Redis: one script call for each decision, so that a decision is atomic whoever else asks.
+//!
+//! In a cluster, budgets of several slots cannot be charged in one call. They are joined by asking all, and then
+//! reserving in the order of the slots; see [`RedisStore::join`].
 
+mod call;
+mod cluster;
+mod link;
+mod url;
+
+pub use self::url::{Access, FORMS, Login, RedisUrl};
+
+use self::call::{Call, Mode};
+use self::cluster::Cluster;
+use self::link::{Link, Server};
+use self::url::Target;
 use super::breaker::{Breaker, Change};
+use super::fault::{Fault, FaultKind, Faults};
+use super::remembered_as;
 use crate::throttle::Throttle;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, Pipeline, RedisError, RedisResult, Script,
-    ServerErrorKind,
-};
+use ::redis::aio::MultiplexedConnection;
+use ::redis::{Pipeline, RedisResult};
+use futures_util::future::join_all;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::timeout;
-use tollgate_core::limit::Limit;
-use tollgate_core::units::{Micros, RefillRate, Tokens};
-use tollgate_core::wire::{Admitted, DecisionAnswer, DecisionRequest, Denial, Denied, Failure};
+use tokio::time::{Instant, timeout, timeout_at};
+use tollgate_core::key::Digest;
+use tollgate_core::wire::{DecisionAnswer, DecisionRequest, Denied};
 use tracing::{info, warn};
 
 /// How long to look for the reason why there is no answer; nobody's request waits for it.
 const DIAGNOSIS: Duration = Duration::from_secs(1);
 
-const SCRIPT: &str = include_str!("limits.lua");
+/// Groups of neighbouring slots, each with a breaker of its own: one dead node of a cluster stops no other's calls.
+const SLOT_GROUPS: u16 = 64;
 
 pub struct RedisStore {
-    client: Client,
-    connection: ConnectionManager,
-    script: Script,
+    nodes: Nodes,
+    /// One, or one for each group of slots.
+    breakers: Vec<Breaker>,
     timeout: Duration,
     address: String,
+    faults: Faults,
     failures: Throttle,
-    breaker: Breaker,
+    ids: call::Ids,
+}
+
+enum Nodes {
+    /// One server has all keys.
+    One(Link),
+    Many(Arc<Cluster>),
 }
 
 impl RedisStore {
     /// Does not connect yet: a server that is away now may come later, and each call until then fails in time.
-    pub fn open(info: &ConnectionInfo, timeout: Duration) -> Result<Self, String> {
-        let address = info.addr().to_string();
-        let refused = |error: RedisError| format!("{address}: {error}");
-        let client = Client::open(info.clone()).map_err(refused)?;
-        let config = ConnectionManagerConfig::new()
-            .set_response_timeout(Some(timeout))
-            .set_connection_timeout(Some(Duration::from_secs(1).max(timeout)))
-            .set_max_delay(Duration::from_secs(1));
-        let connection = ConnectionManager::new_lazy_with_config(client.clone(), config).map_err(refused)?;
+    pub fn open(url: &RedisUrl, access: &Access, timeout: Duration, faults: Faults) -> Result<Self, String> {
+        let address = url.describe();
+        let target = url.target(access)?;
+        let nodes = match target {
+            Target::Cluster(nodes, certificates) => Cluster::open(nodes, certificates, timeout)
+                .map(|cluster| Nodes::Many(Arc::new(cluster)))
+                .map_err(|error| format!("{address}: {error}"))?,
+            Target::Server(client) => Nodes::One(Link::start(Server::Fixed(client), timeout, address.clone())),
+            Target::Sentinel(sentinels) => Nodes::One(Link::start(Server::Master(sentinels), timeout, address.clone())),
+        };
+        let breakers = match nodes {
+            Nodes::One(_) => 1,
+            Nodes::Many(_) => SLOT_GROUPS,
+        };
         let store = Self {
-            client,
-            connection,
-            script: Script::new(SCRIPT),
+            nodes,
+            breakers: (0..breakers).map(|_| Breaker::default()).collect(),
             timeout,
             address,
+            faults,
             failures: Throttle::default(),
-            breaker: Breaker::default(),
+            ids: call::Ids::new()?,
         };
         // A wrong name, port or password is to be seen at the start, and not only when the first request fails.
         store.say_why();
         Ok(store)
     }
 
-    pub fn describe(&self) -> String {
-        format!("redis {}", self.address)
+    pub fn describe(&self) -> &str {
+        &self.address
+    }
+
+    /// How many breakers are open: of one, or of one for each group of slots in a cluster.
+    pub fn open_breakers(&self) -> usize {
+        self.breakers.iter().filter(|breaker| breaker.is_open()).count()
     }
 
     pub async fn ready(&self) -> Result<(), String> {
-        let mut connection = self.connection.clone();
-        match timeout(self.timeout, redis::cmd("PING").query_async::<()>(&mut connection)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(error.to_string()),
-            // The kept connection is made in the background and does not tell why it cannot be.
-            Err(_) => match diagnose(&self.client).await {
-                Ok(()) => Err(format!("no answer within {:?}, though a new connection is answered", self.timeout)),
-                Err(error) => Err(error),
-            },
+        let answer = timeout(self.timeout, async {
+            match &self.nodes {
+                Nodes::One(link) => {
+                    let mut link = link.connection().await?;
+                    ::redis::cmd("PING").query_async::<()>(&mut link.connection).await.map_err(Fault::from)
+                }
+                Nodes::Many(cluster) => cluster.ping().await.map_err(Fault::from),
+            }
+        });
+        match answer.await {
+            Ok(answer) => answer.map_err(|fault| fault.to_string()),
+            Err(_) => Err(format!("no answer within {:?}", self.timeout)),
         }
     }
 
     pub async fn admit(&self, decisions: &[DecisionRequest]) -> Vec<DecisionAnswer> {
-        let Some(call) = self.breaker.enter() else {
-            return vec![DecisionAnswer::Failed(Failure::StoreUnavailable); decisions.len()];
-        };
-        let answers = match timeout(self.timeout, self.call(decisions)).await {
-            Ok(answers) => answers,
-            Err(_) => {
-                let failed = self.failed(Failure::StoreTimeout, &"no answer in time");
-                vec![failed; decisions.len()]
+        match &self.nodes {
+            Nodes::One(link) => self.admit_at_one(link, decisions).await,
+            Nodes::Many(cluster) => {
+                let deadline = Instant::now() + self.timeout;
+                join_all(decisions.iter().map(|decision| self.admit_in(cluster, decision, deadline))).await
             }
-        };
-        let silent = |answer: &DecisionAnswer| {
-            matches!(answer, DecisionAnswer::Failed(Failure::StoreTimeout | Failure::StoreUnavailable))
-        };
-        match call.ended(!answers.iter().all(silent)) {
-            Some(Change::Opened) => {
-                warn!("the store does not answer: calls fail at once, but for one each second");
-                self.say_why();
-            }
-            Some(Change::Closed) => info!("the store answers again"),
-            None => {}
         }
-        answers
+    }
+}
+
+/// What the limits of one call say.
+type Reply = Result<Vec<Denied>, Fault>;
+
+/// Charges of one decision whose keys share a slot, by their place in the decision.
+#[derive(Clone)]
+struct Part {
+    slot: u16,
+    charges: Vec<usize>,
+}
+
+impl RedisStore {
+    /// All decisions in one pipeline.
+    async fn admit_at_one(&self, link: &Link, decisions: &[DecisionRequest]) -> Vec<DecisionAnswer> {
+        let calls: Vec<Call> = decisions
+            .iter()
+            .map(|decision| {
+                let all = Part { slot: 0, charges: (0..decision.charges.len()).collect() };
+                Call::of_part(Mode::Take, &all, decision, remembered_as(decision))
+            })
+            .collect();
+        let is_silence = |replies: &Vec<Reply>| replies.iter().all(is_silence);
+        let deadline = Instant::now() + self.timeout;
+        let replies = match self.guarded(0, deadline, self.pipeline(link, &calls), is_silence).await {
+            Ok(replies) => replies,
+            Err(fault) => vec![Err(fault); calls.len()],
+        };
+        replies.into_iter().map(|reply| reply.map_or_else(|fault| self.failed(&fault), call::answer)).collect()
     }
 
-    /// Looks for the reason and logs it; nobody waits for that.
-    fn say_why(&self) {
-        let (client, address) = (self.client.clone(), self.address.clone());
-        tokio::spawn(async move {
-            if let Err(error) = diagnose(&client).await {
-                warn!(%error, address, "the store does not answer; it is tried again until it does");
-            }
-        });
-    }
-
-    fn failed(&self, failure: Failure, error: &dyn std::fmt::Display) -> DecisionAnswer {
-        if let Some(held_back) = self.failures.pass() {
-            warn!(%error, ?failure, held_back, "the store failed");
-        }
-        DecisionAnswer::Failed(failure)
-    }
-
-    /// All decisions in one pipeline, by the script's hash. Where the server does not know the script (it was
-    /// restarted, or its scripts were flushed) nothing was charged, and those are sent again with the script itself.
-    async fn call(&self, decisions: &[DecisionRequest]) -> Vec<DecisionAnswer> {
-        let all: Vec<usize> = (0..decisions.len()).collect();
-        let mut replies = self.pipeline(decisions, &all, "EVALSHA", self.script.get_hash()).await;
+    /// By the script's hash. Where the server does not know the script (it was restarted, or its scripts were flushed)
+    /// nothing was charged, and those are sent again with the script itself.
+    async fn pipeline(&self, link: &Link, calls: &[Call<'_>]) -> Vec<Reply> {
+        let mut connection = match link.connection().await {
+            Ok(connection) => connection,
+            Err(fault) => return vec![Err(fault); calls.len()],
+        };
+        let all: Vec<usize> = (0..calls.len()).collect();
+        let mut replies = send(&mut connection.connection, calls, &all, false).await;
         let unknown: Vec<usize> =
-            all.into_iter().filter(|index| replies[*index].as_ref().is_err_and(is_unknown_script)).collect();
+            all.into_iter().filter(|index| replies[*index].as_ref().is_err_and(call::is_unknown_script)).collect();
         if !unknown.is_empty() {
-            let again = self.pipeline(decisions, &unknown, "EVAL", SCRIPT).await;
+            let again = send(&mut connection.connection, calls, &unknown, true).await;
             for (index, reply) in unknown.into_iter().zip(again) {
                 replies[index] = reply;
             }
         }
-        replies.into_iter().zip(decisions).map(|(reply, decision)| self.answer(reply, decision)).collect()
+        let read = |(reply, call): (RedisResult<Vec<i64>>, &Call)| call.read(&reply?);
+        let replies: Vec<Reply> = replies.into_iter().zip(calls).map(read).collect();
+        if replies.iter().any(|reply| reply.as_ref().is_err_and(|fault| fault.kind.wants_another_server())) {
+            link.give_up(&connection);
+        }
+        replies
     }
 
-    /// What a script's reply means. Anything that is not a whole reply is a failure, never an admission.
-    fn answer(&self, reply: RedisResult<Vec<i64>>, decision: &DecisionRequest) -> DecisionAnswer {
-        let numbers = match reply {
-            Ok(numbers) => numbers,
-            Err(error) if error.is_timeout() => return self.failed(Failure::StoreTimeout, &error),
-            Err(error) if error.is_io_error() || error.is_connection_dropped() => {
-                return self.failed(Failure::StoreUnavailable, &error);
-            }
-            Err(error) => return self.failed(Failure::StoreError, &error),
+    /// One decision in a cluster.
+    async fn admit_in(&self, cluster: &Arc<Cluster>, decision: &DecisionRequest, deadline: Instant) -> DecisionAnswer {
+        let mut slots = BTreeMap::<u16, Vec<usize>>::new();
+        for (index, charge) in decision.charges.iter().enumerate() {
+            slots.entry(cluster::slot(charge.group)).or_default().push(index);
+        }
+        let parts: Vec<Part> = slots.into_iter().map(|(slot, charges)| Part { slot, charges }).collect();
+        let id = remembered_as(decision);
+        let charges = match &parts[..] {
+            [part] => self.ask(cluster, Mode::Take, part, decision, id, deadline).await,
+            _ => self.join(cluster, &parts, decision, id, deadline).await,
         };
-        let (charges, rest) = numbers.as_chunks::<3>();
-        if charges.len() != decision.charges.len() || !rest.is_empty() {
-            return self.failed(Failure::StoreError, &"a reply of another length");
-        }
-        let read: Option<Vec<Denied>> = charges.iter().map(|charge| read_charge(*charge)).collect();
-        match read {
-            None => self.failed(Failure::StoreError, &"a reply with numbers out of bounds"),
-            Some(read) if read.iter().all(|charge| charge.denied.is_none()) => {
-                DecisionAnswer::Admitted(read.iter().map(|charge| Admitted { remaining: charge.remaining }).collect())
-            }
-            Some(read) => DecisionAnswer::Denied(read),
-        }
+        charges.map_or_else(|fault| self.failed(&fault), call::answer)
     }
 
-    async fn pipeline(
+    /// All or nothing over several slots: all are asked, and only when each has the units are they reserved, in the
+    /// order of the slots. So a denied request spends nothing, but for a race: a slot that had the units when it was
+    /// asked and has them no more a moment later. Then what was reserved goes back, as far as the bucket would have it
+    /// had it never been taken. Where the endpoint dies or gets no answer in between, it stays spent and refills: never
+    /// more is admitted than the limits allow.
+    ///
+    /// What was reserved under the caller's own id never goes back: sending the decision again completes it.
+    async fn join(
         &self,
-        decisions: &[DecisionRequest],
-        which: &[usize],
-        command: &str,
-        script: &str,
-    ) -> Vec<RedisResult<Vec<i64>>> {
-        let mut pipeline = Pipeline::with_capacity(which.len());
-        pipeline.ignore_errors();
-        for decision in which.iter().map(|index| &decisions[*index]) {
-            pipeline.cmd(command).arg(script).arg(decision.charges.len());
-            for charge in &decision.charges {
-                pipeline.arg(format!("tollgate:{{{}}}:{}:{}", charge.group, charge.policy, charge.key));
-            }
-            for charge in &decision.charges {
-                let (algorithm, numbers) = arguments(&charge.limit);
-                pipeline.arg(algorithm).arg(&numbers).arg(charge.cost.0.count());
+        cluster: &Arc<Cluster>,
+        parts: &[Part],
+        decision: &DecisionRequest,
+        id: Option<Digest>,
+        deadline: Instant,
+    ) -> Reply {
+        let known = id.unwrap_or_else(|| self.ids.next());
+        let ask = |mode, part| self.ask(cluster, mode, part, decision, Some(known), deadline);
+        let asked = join_all(parts.iter().map(|part| ask(Mode::Check, part))).await;
+        let mut replies = asked.into_iter().collect::<Result<Vec<_>, _>>()?;
+        if replies.iter().all(|reply| call::is_admitted(reply)) {
+            for (index, part) in parts.iter().enumerate() {
+                let taken = ask(Mode::Take, part).await;
+                let is_reserved = taken.as_ref().is_ok_and(|reply| call::is_admitted(reply));
+                if !is_reserved && id.is_none() {
+                    // This one too: it may have been reserved without an answer. Where it was not, nothing goes back.
+                    self.give_back(cluster, &parts[..=index], decision, known);
+                }
+                replies[index] = taken?;
+                if !is_reserved {
+                    break;
+                }
             }
         }
-        match pipeline.query_async(&mut self.connection.clone()).await {
-            Ok(replies) => replies,
-            Err(error) => which.iter().map(|_| Err(error.clone())).collect(),
+        let mut charges = vec![Denied { remaining: 0, denied: None }; decision.charges.len()];
+        for (part, reply) in parts.iter().zip(replies) {
+            for (index, charge) in part.charges.iter().zip(reply) {
+                charges[*index] = charge;
+            }
+        }
+        Ok(charges)
+    }
+
+    /// Best effort, in the background and not for long: what does not get back stays spent.
+    fn give_back(&self, cluster: &Arc<Cluster>, parts: &[Part], decision: &DecisionRequest, id: Digest) {
+        let (cluster, parts, decision) = (Arc::clone(cluster), parts.to_vec(), decision.clone());
+        let within = self.timeout;
+        tokio::spawn(async move {
+            let back = parts.iter().map(async |part| {
+                let call = Call::of_part(Mode::Back, part, &decision, Some(id));
+                cluster.run::<()>(|with_script| call.command(with_script)).await
+            });
+            let _ = timeout(within, join_all(back)).await;
+        });
+    }
+
+    /// What the limits of one slot say.
+    async fn ask(
+        &self,
+        cluster: &Cluster,
+        mode: Mode,
+        part: &Part,
+        decision: &DecisionRequest,
+        id: Option<Digest>,
+        deadline: Instant,
+    ) -> Reply {
+        let call = Call::of_part(mode, part, decision, id);
+        let run = async {
+            let reply: Vec<i64> = cluster.run(|with_script| call.command(with_script)).await?;
+            call.read(&reply)
+        };
+        let breaker = usize::from(part.slot / (cluster::SLOTS / SLOT_GROUPS));
+        self.guarded(breaker, deadline, run, is_silence).await?
+    }
+
+    /// Runs a call within its deadline, if its breaker lets it through, and tells the breaker whether anybody answered.
+    async fn guarded<T>(
+        &self,
+        breaker: usize,
+        deadline: Instant,
+        run: impl Future<Output = T>,
+        is_silence: impl Fn(&T) -> bool,
+    ) -> Result<T, Fault> {
+        let Some(call) = self.breakers[breaker].enter() else {
+            return Err(Fault::new(FaultKind::BreakerOpen, "the breaker is open"));
+        };
+        let result = timeout_at(deadline, run)
+            .await
+            .map_err(|_| Fault::new(FaultKind::Timeout, format!("no answer within {:?}", self.timeout)));
+        match call.ended(!result.as_ref().map_or(true, is_silence)) {
+            Some(Change::Opened) => {
+                warn!(address = self.address, "the store does not answer: calls fail at once, but for one each second");
+                self.look_elsewhere();
+            }
+            Some(Change::Closed) => info!(address = self.address, "the store answers again"),
+            None => {}
+        }
+        result
+    }
+
+    /// The connection that gives no answers may lead to a server that is no more, or no more the master.
+    fn look_elsewhere(&self) {
+        match &self.nodes {
+            Nodes::One(link) => link.give_up_any(),
+            Nodes::Many(_) => self.say_why(),
         }
     }
-}
 
-/// Whether a new connection is answered; if not, whether the name, the port, the password or the database is wrong.
-async fn diagnose(client: &Client) -> Result<(), String> {
-    let config =
-        AsyncConnectionConfig::new().set_connection_timeout(Some(DIAGNOSIS)).set_response_timeout(Some(DIAGNOSIS));
-    let attempt = async {
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        redis::cmd("PING").query_async::<()>(&mut connection).await
-    };
-    match timeout(DIAGNOSIS, attempt).await {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {DIAGNOSIS:?}")),
+    /// A cluster's connections do not tell why they cannot be made: looks for the reason, and nobody waits for that.
+    fn say_why(&self) {
+        let Nodes::Many(cluster) = &self.nodes else { return };
+        let (cluster, address) = (Arc::clone(cluster), self.address.clone());
+        tokio::spawn(async move {
+            let fault = match timeout(DIAGNOSIS, cluster.diagnose()).await {
+                Ok(Ok(())) => return,
+                Ok(Err(fault)) => fault,
+                Err(_) => Fault::new(FaultKind::Timeout, format!("no answer within {DIAGNOSIS:?}")),
+            };
+            let (error, kind) = (&fault, fault.kind.name());
+            warn!(%error, kind, address, "the store cannot be reached; it is tried again until it can");
+        });
+    }
+
+    /// Counts and logs it.
+    fn failed(&self, fault: &Fault) -> DecisionAnswer {
+        self.faults.count(fault.kind, 1);
+        if let Some(held_back) = self.failures.pass() {
+            warn!(error = %fault, kind = fault.kind.name(), held_back, "the store failed");
+        }
+        DecisionAnswer::Failed(fault.kind.failure())
     }
 }
 
-/// A limit as the script takes it: its algorithm's letter and three numbers.
-fn arguments(limit: &Limit) -> (&'static str, [u64; 3]) {
-    let rate = |capacity: Tokens, rate: RefillRate| [capacity.count(), rate.tokens(), rate.period()];
-    let window = |capacity: Tokens, window: Micros| [capacity.count(), window.count(), 0];
-    match limit {
-        Limit::TokenBucket(limit) => ("b", rate(limit.capacity, limit.refill)),
-        Limit::Gcra(limit) => ("g", rate(limit.burst, limit.rate)),
-        Limit::FixedWindow(limit) => ("f", window(limit.capacity, limit.window)),
-        Limit::SlidingWindow(limit) => ("s", window(limit.capacity, limit.window)),
-        Limit::SlidingLog(limit) => ("l", window(limit.capacity, limit.window)),
+fn is_silence(reply: &Reply) -> bool {
+    reply.as_ref().is_err_and(|fault| fault.kind.is_silence())
+}
+
+/// Some of the calls, in one pipeline.
+async fn send(
+    connection: &mut MultiplexedConnection,
+    calls: &[Call<'_>],
+    which: &[usize],
+    with_script: bool,
+) -> Vec<RedisResult<Vec<i64>>> {
+    let mut pipeline = Pipeline::with_capacity(which.len());
+    pipeline.ignore_errors();
+    for index in which {
+        pipeline.add_command(calls[*index].command(with_script));
     }
-}
-
-fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-fn read_charge([verdict, remaining, wait]: [i64; 3]) -> Option<Denied> {
-    let denied = match verdict {
-        0 => None,
-        1 => Some(Denial::WaitUs(wait.try_into().ok()?)),
-        2 => Some(Denial::OverCapacity),
-        _ => return None,
-    };
-    Some(Denied { remaining: remaining.try_into().ok()?, denied })
+    match pipeline.query_async(connection).await {
+        Ok(replies) => replies,
+        Err(error) => which.iter().map(|_| Err(error.clone())).collect(),
+    }
 }
