@@ -5,6 +5,7 @@
 //! stored time back; a stored time over [`MAX_SKEW`] ahead is a clock fault and is moved to now, with what was spent
 //! still spent; a wait ends exactly when the request would be admitted if nobody else came.
 
+mod calendar;
 mod gcra;
 mod sliding_log;
 #[cfg(test)]
@@ -12,10 +13,11 @@ mod tests;
 mod token_bucket;
 mod window;
 
+pub use calendar::{Boundaries, CalendarUnit, CalendarWindow, ZoneName};
 pub use gcra::{Gcra, Schedule};
 pub use sliding_log::{Entry, MAX_LOG, SlidingLog};
 pub use token_bucket::{Balance, TokenBucket};
-pub use window::{Count, Counts, FixedWindow, SlidingWindow};
+pub use window::{Count, Counts, FixedWindow, SlidingWindow, Window};
 
 use crate::units::{Micros, Tokens};
 
@@ -41,7 +43,12 @@ pub trait Algorithm {
     /// The most that can be spent at once.
     fn capacity(&self) -> Tokens;
 
-    /// What was stored, as it is at `now`.
+    /// Whether the limit says anything about `now`. Only calendar windows are known no further than they were looked up.
+    fn covers(&self, _now: Micros) -> bool {
+        true
+    }
+
+    /// What was stored, as it is at `now`, which the limit covers.
     fn advance(&self, stored: Option<&Self::State>, now: Micros) -> Self::State;
 
     /// Whether `cost`, which is not above the capacity, can be spent at `now`; else how long until it can.
@@ -57,7 +64,8 @@ pub trait Algorithm {
     fn full_at(&self, state: &Self::State, now: Micros) -> Micros;
 
     /// Whether a denial must be stored too, because advancing has mended what was stored and would not do the same
-    /// later: it moved a time that was ahead, or cut what a lower capacity has no room for.
+    /// later: it moved a time that was ahead, cut what a lower capacity has no room for, or brought what was spent into
+    /// other windows.
     fn mended(stored: &Self::State, advanced: &Self::State) -> bool;
 
     /// Whether `cost` can be spent from an advanced state. Changes nothing.
@@ -80,13 +88,16 @@ macro_rules! limits {
         pub enum State { $($(#[$doc])* $kind($state),)* }
 
         impl Limit {
-            /// [`Algorithm::advance`]; `None` when what is stored is another algorithm's.
+            /// [`Algorithm::advance`]; `None` when what is stored is another algorithm's, or the limit does not
+            /// [cover](Algorithm::covers) `now`.
             #[must_use]
             pub fn advance(&self, stored: Option<&State>, now: Micros) -> Option<State> {
                 match (self, stored) {
                     $(
-                        (Self::$kind(limit), None) => Some(State::$kind(limit.advance(None, now))),
-                        (Self::$kind(limit), Some(State::$kind(stored))) => {
+                        (Self::$kind(limit), None) if limit.covers(now) => {
+                            Some(State::$kind(limit.advance(None, now)))
+                        }
+                        (Self::$kind(limit), Some(State::$kind(stored))) if limit.covers(now) => {
                             Some(State::$kind(limit.advance(Some(stored), now)))
                         }
                     )*

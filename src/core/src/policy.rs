@@ -5,7 +5,7 @@ mod read;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use node::{Issue, PolicyErrors, is_name};
+pub use node::{Issue, PolicyErrors, is_name, nearest};
 
 use crate::facts::{Facts, Found, Source, Value};
 use crate::key::{Digest, HashKey};

@@ -4,7 +4,10 @@
 //! in the same order. Unknown fields are ignored on both sides, so that either can be upgraded first.
 
 use crate::key::Digest;
-use crate::limit::{FixedWindow, Gcra, Limit, MAX_LOG, SlidingLog, SlidingWindow, TokenBucket};
+use crate::limit::{
+    CalendarUnit, CalendarWindow, FixedWindow, Gcra, Limit, MAX_LOG, SlidingLog, SlidingWindow, TokenBucket, Window,
+    ZoneName,
+};
 use crate::units::{MAX_PERIOD, MAX_TOKENS, Micros, RefillRate, Tokens};
 use serde::{Deserialize, Serialize};
 
@@ -74,7 +77,7 @@ struct RawCharge {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     gcra: Option<BucketSpec>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    fixed_window: Option<WindowSpec>,
+    fixed_window: Option<FixedSpec>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sliding_window: Option<WindowSpec>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,7 +132,13 @@ struct RawBucket {
     per_us: u64,
 }
 
-/// The numbers of a window: `{"capacity":100,"window_us":60000000}`.
+/// A fixed window: `{"capacity":100,"window_us":60000000}`, or
+/// `{"capacity":100,"calendar":"day","time_zone":"Europe/Berlin"}`.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(try_from = "RawWindow", into = "RawWindow")]
+struct FixedSpec(FixedWindow);
+
+/// The numbers of another window: `{"capacity":100,"window_us":60000000}`.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "RawWindow", into = "RawWindow")]
 struct WindowSpec {
@@ -140,7 +149,12 @@ struct WindowSpec {
 #[derive(Serialize, Deserialize)]
 struct RawWindow {
     capacity: u64,
-    window_us: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    window_us: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    calendar: Option<CalendarUnit>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    time_zone: Option<ZoneName>,
 }
 
 /// One result for each decision, in the order they were asked for.
@@ -260,22 +274,65 @@ impl From<BucketSpec> for RawBucket {
     }
 }
 
+impl TryFrom<RawWindow> for FixedSpec {
+    type Error = String;
+
+    fn try_from(raw: RawWindow) -> Result<Self, String> {
+        let capacity = raw.capacity()?;
+        let window = match (raw.window_us, raw.calendar) {
+            (Some(span), None) if raw.time_zone.is_none() => Window::Span(span_of(span)?),
+            (None, Some(unit)) => Window::Calendar(CalendarWindow::new(unit, raw.time_zone.unwrap_or_default())),
+            (Some(_), None) => {
+                return Err("time_zone is for calendar windows: window_us is the same span in every zone".into());
+            }
+            _ => return Err("must have exactly one of the fields window_us and calendar".into()),
+        };
+        Ok(Self(FixedWindow { capacity, window }))
+    }
+}
+
+impl From<FixedSpec> for RawWindow {
+    fn from(spec: FixedSpec) -> Self {
+        let raw = Self { capacity: spec.0.capacity.count(), window_us: None, calendar: None, time_zone: None };
+        match spec.0.window {
+            Window::Span(span) => Self { window_us: Some(span.count()), ..raw },
+            Window::Calendar(CalendarWindow { unit, zone, .. }) => {
+                Self { calendar: Some(unit), time_zone: Some(zone), ..raw }
+            }
+        }
+    }
+}
+
 impl TryFrom<RawWindow> for WindowSpec {
     type Error = String;
 
     fn try_from(raw: RawWindow) -> Result<Self, String> {
-        let capacity = tokens(raw.capacity).map_err(|error| format!("capacity {error}"))?;
-        if !(1..=MAX_PERIOD).contains(&raw.window_us) {
-            return Err(format!("window_us must be between 1 and {MAX_PERIOD}, is {}", raw.window_us));
+        let capacity = raw.capacity()?;
+        if raw.calendar.is_some() || raw.time_zone.is_some() {
+            return Err("only fixed_window has calendar windows: write window_us".into());
         }
-        Ok(Self { capacity, window: Micros::new(raw.window_us) })
+        Ok(Self { capacity, window: span_of(raw.window_us.ok_or("missing field `window_us`")?)? })
     }
 }
 
 impl From<WindowSpec> for RawWindow {
     fn from(spec: WindowSpec) -> Self {
-        Self { capacity: spec.capacity.count(), window_us: spec.window.count() }
+        let window_us = Some(spec.window.count());
+        Self { capacity: spec.capacity.count(), window_us, calendar: None, time_zone: None }
     }
+}
+
+impl RawWindow {
+    fn capacity(&self) -> Result<Tokens, String> {
+        tokens(self.capacity).map_err(|error| format!("capacity {error}"))
+    }
+}
+
+fn span_of(window_us: u64) -> Result<Micros, String> {
+    if (1..=MAX_PERIOD).contains(&window_us) {
+        return Ok(Micros::new(window_us));
+    }
+    Err(format!("window_us must be between 1 and {MAX_PERIOD}, is {window_us}"))
 }
 
 impl TryFrom<RawCharge> for ChargeRequest {
@@ -286,9 +343,7 @@ impl TryFrom<RawCharge> for ChargeRequest {
         let limit = match (token_bucket, gcra, fixed_window, sliding_window, sliding_log) {
             (Some(spec), None, None, None, None) => Limit::TokenBucket(spec.0),
             (None, Some(spec), None, None, None) => Limit::Gcra(Gcra { burst: spec.0.capacity, rate: spec.0.refill }),
-            (None, None, Some(WindowSpec { capacity, window }), None, None) => {
-                Limit::FixedWindow(FixedWindow { capacity, window })
-            }
+            (None, None, Some(spec), None, None) => Limit::FixedWindow(spec.0),
             (None, None, None, Some(WindowSpec { capacity, window }), None) => {
                 Limit::SlidingWindow(SlidingWindow { capacity, window })
             }
@@ -330,9 +385,7 @@ impl From<ChargeRequest> for RawCharge {
             Limit::Gcra(Gcra { burst, rate }) => {
                 raw.gcra = Some(BucketSpec(TokenBucket { capacity: burst, refill: rate }));
             }
-            Limit::FixedWindow(FixedWindow { capacity, window }) => {
-                raw.fixed_window = Some(WindowSpec { capacity, window });
-            }
+            Limit::FixedWindow(limit) => raw.fixed_window = Some(FixedSpec(limit)),
             Limit::SlidingWindow(SlidingWindow { capacity, window }) => {
                 raw.sliding_window = Some(WindowSpec { capacity, window });
             }
@@ -387,6 +440,7 @@ mod tests {
         for limit in [
             r#""gcra":{"capacity":20,"refill":1,"per_us":200000}"#,
             r#""fixed_window":{"capacity":100,"window_us":60000000}"#,
+            r#""fixed_window":{"capacity":100,"calendar":"day","time_zone":"Europe/Berlin"}"#,
             r#""sliding_window":{"capacity":100,"window_us":60000000}"#,
             r#""sliding_log":{"capacity":1000,"window_us":60000000}"#,
         ] {
@@ -403,6 +457,30 @@ mod tests {
             r#""leaky":{}"#,
         ] {
             assert!(serde_json::from_str::<ChargeRequest>(&CHARGE.replace(bucket, wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_fixed_window_is_a_span_or_a_calendar_unit_in_a_time_zone() {
+        let bucket = r#""token_bucket":{"capacity":20,"refill":5,"per_us":1000000}"#;
+        let read = |limit: &str| serde_json::from_str::<ChargeRequest>(&CHARGE.replace(bucket, limit));
+        let charge = read(r#""fixed_window":{"capacity":7,"calendar":"month"}"#).unwrap();
+        assert!(serde_json::to_string(&charge).unwrap().contains(r#""calendar":"month","time_zone":"UTC""#));
+        for (limit, expected) in [
+            (r#""fixed_window":{"capacity":7}"#, "exactly one of the fields window_us and calendar"),
+            (r#""fixed_window":{"capacity":7,"window_us":1,"calendar":"day"}"#, "exactly one of the fields"),
+            (r#""fixed_window":{"capacity":7,"window_us":1,"time_zone":"UTC"}"#, "time_zone is for calendar windows"),
+            (r#""fixed_window":{"capacity":7,"calendar":"week"}"#, "expected one of `minute`, `hour`, `day`, `month`"),
+            (
+                r#""fixed_window":{"capacity":7,"calendar":"day","time_zone":"+02:00"}"#,
+                "\"+02:00\" is not the name of a time zone: write one of the IANA database, such as Europe/Berlin",
+            ),
+            (r#""sliding_window":{"capacity":7,"calendar":"day"}"#, "only fixed_window has calendar windows"),
+            (r#""sliding_log":{"capacity":7,"window_us":1,"time_zone":"UTC"}"#, "only fixed_window has calendar"),
+            (r#""sliding_log":{"capacity":7}"#, "missing field `window_us`"),
+        ] {
+            let found = read(limit).unwrap_err().to_string();
+            assert!(found.contains(expected), "{limit}: {found}");
         }
     }
 

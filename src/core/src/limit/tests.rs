@@ -18,7 +18,7 @@ fn all(capacity: u64) -> [Limit; 5] {
     [
         Limit::TokenBucket(TokenBucket { capacity: tokens, refill: rate }),
         Limit::Gcra(Gcra { burst: tokens, rate }),
-        Limit::FixedWindow(FixedWindow { capacity: tokens, window }),
+        Limit::FixedWindow(FixedWindow { capacity: tokens, window: Window::Span(window) }),
         Limit::SlidingWindow(SlidingWindow { capacity: tokens, window }),
         Limit::SlidingLog(SlidingLog { capacity: tokens, window }),
     ]
@@ -153,13 +153,98 @@ fn a_fixed_window_starts_anew_at_its_boundary() {
 fn a_window_of_another_length_keeps_what_was_spent_while_it_lasts() {
     let hour = Micros::from_secs(3600);
     for limit in [
-        Limit::FixedWindow(FixedWindow { capacity: units(3), window: hour }),
+        Limit::FixedWindow(FixedWindow { capacity: units(3), window: Window::Span(hour) }),
         Limit::SlidingWindow(SlidingWindow { capacity: units(3), window: hour }),
     ] {
         let mut key = Key::new(if limit.algorithm() == "fixed_window" { all(3)[2] } else { all(3)[3] });
         assert!((0..3).all(|_| key.admits(START)));
         key.limit = limit;
         assert!(!key.admits(START + 5 * SECOND), "{limit:?}");
+    }
+}
+
+/// So many units in each calendar window, of which those around `clock` are known; `boundaries` has all there are.
+fn calendar(capacity: u64, boundaries: &[u64], clock: u64) -> Limit {
+    let here = boundaries.iter().rposition(|start| *start <= clock).unwrap();
+    let known = [here - 1, here, here + 1, here + 2].map(|index| Micros::new(boundaries[index]));
+    let window = CalendarWindow::new(CalendarUnit::Day, ZoneName::default());
+    let window = Window::Calendar(CalendarWindow { known: Boundaries::new(known).unwrap(), ..window });
+    Limit::FixedWindow(FixedWindow { capacity: units(capacity), window })
+}
+
+/// The starts of days of 24, 23, 24, 25 and 24 hours.
+fn days() -> [u64; 6] {
+    [0, 24, 47, 71, 96, 120].map(|hours| START + hours * 3600 * SECOND)
+}
+
+#[test]
+fn a_calendar_window_lasts_until_its_boundary_however_long_it_is() {
+    let days = days();
+    for day in [1, 2, 3] {
+        let mut key = Key::new(calendar(3, &days, days[day]));
+        assert!((0..3).all(|_| key.admits(days[day])));
+        let length = days[day + 1] - days[day];
+        assert_eq!(key.request(1, days[day]), Verdict::Wait(Micros::new(length)));
+        assert_eq!(key.request(1, days[day + 1] - 1), Verdict::Wait(Micros::new(1)));
+        assert_eq!(key.limit.full_at(key.stored.as_ref().unwrap(), Micros::ZERO).count(), days[day + 1]);
+        assert!(key.admits(days[day + 1]));
+    }
+}
+
+#[test]
+fn a_calendar_window_that_nobody_has_looked_up_admits_nothing() {
+    let days = days();
+    let mut key = Key::new(calendar(3, &days, days[2]));
+    assert!(key.admits(days[2]));
+    for clock in [0, days[1] - 1, days[4], Micros::MAX.count()] {
+        for stored in [None, key.stored.as_ref()] {
+            assert_eq!(key.limit.advance(stored, Micros::new(clock)), None, "{clock}");
+        }
+    }
+    let window = Window::Calendar(CalendarWindow::new(CalendarUnit::Day, ZoneName::default()));
+    let unknown = FixedWindow { capacity: units(3), window };
+    assert_eq!(Limit::FixedWindow(unknown).advance(None, Micros::new(START)), None);
+    let count = unknown.advance(None, Micros::new(START));
+    assert!(matches!(unknown.check(&count, units(1), Micros::new(START)), Verdict::Wait(_)), "by itself it denies");
+}
+
+/// Fixed windows of several kinds, for which `now` is in the middle of one.
+fn windows_of_every_kind(now: u64) -> [Limit; 4] {
+    let days = days();
+    let elsewhere = days.map(|start| start + 5 * 3600 * SECOND);
+    let hours = [0, 1, 2, 3].map(|hour| days[2] + hour * 3600 * SECOND);
+    let span = FixedWindow { capacity: units(3), window: Window::Span(Micros::from_secs(600)) };
+    [calendar(3, &days, now), calendar(3, &elsewhere, now), calendar(3, &hours, now), Limit::FixedWindow(span)]
+}
+
+#[test]
+fn another_unit_or_zone_is_no_second_budget_and_its_wait_is_true() {
+    let now = days()[2] + 5400 * SECOND;
+    for before in windows_of_every_kind(now) {
+        for after in windows_of_every_kind(now) {
+            let mut key = Key::new(before);
+            assert!((0..3).all(|_| key.admits(now)));
+            key.limit = after;
+            let Verdict::Wait(wait) = key.request(1, now) else { panic!("{before:?} then {after:?}") };
+            let end = now + wait.count();
+            assert_eq!(key.clone().limit.full_at(key.stored.as_ref().unwrap(), Micros::ZERO).count(), end);
+            assert!(!key.admits(end - 1) && key.admits(end), "{before:?} then {after:?}");
+        }
+    }
+}
+
+#[test]
+fn while_proxies_disagree_on_the_windows_they_still_share_one_budget() {
+    let now = days()[2] + 5400 * SECOND;
+    for one in windows_of_every_kind(now) {
+        for other in windows_of_every_kind(now) {
+            let mut key = Key::new(one);
+            let admitted = (0..20).filter(|step| {
+                key.limit = if step % 2 == 0 { one } else { other };
+                key.admits(now + step * SECOND)
+            });
+            assert_eq!(admitted.count(), 3, "{one:?} and {other:?}");
+        }
     }
 }
 
@@ -206,7 +291,7 @@ mod properties {
                 Some(match kind {
                     0 => Limit::TokenBucket(TokenBucket { capacity, refill: rate }),
                     1 => Limit::Gcra(Gcra { burst: capacity, rate }),
-                    2 => Limit::FixedWindow(FixedWindow { capacity, window }),
+                    2 => Limit::FixedWindow(FixedWindow { capacity, window: Window::Span(window) }),
                     3 => Limit::SlidingWindow(SlidingWindow { capacity, window }),
                     _ => Limit::SlidingLog(SlidingLog { capacity: units(1 + capacity.count() % MAX_LOG), window }),
                 })
@@ -282,6 +367,35 @@ mod properties {
                 let sum: u64 = admitted.iter().filter(|(at, _)| (*start..start + 10 * SECOND).contains(at)).map(|(_, c)| c).sum();
                 prop_assert!(sum <= capacity);
             }
+        }
+
+        /// No calendar window admits more than its capacity, whatever its length and that of its neighbours, and however
+        /// the clock jumps forward or steps back within the skew: then it is the later window that is charged.
+        #[test]
+        fn no_calendar_window_admits_more_than_its_capacity(
+            capacity in 1u64..20,
+            lengths in prop::collection::vec(1u64..100_000_000, 60),
+            steps in prop::collection::vec((1u64..=8, 0u64..40_000_000, 0u64..2 * SECOND, any::<bool>()), 1..80),
+        ) {
+            let first = START - 3 * SECOND - lengths[0] - lengths[1];
+            let sum = |end: &mut u64, length: &u64| { *end += length; Some(*end) };
+            let boundaries: Vec<u64> = lengths.iter().scan(first, sum).collect();
+            let window = |now| boundaries.iter().rposition(|start| *start <= now).unwrap();
+            let (mut latest, mut charged, mut admitted) = (START, 0, vec![0; boundaries.len()]);
+            let mut key = Key::new(all(capacity)[2]);
+            for (cost, gap, back, steps_back) in steps {
+                let now = if steps_back { latest - back } else { latest + gap };
+                latest = latest.max(now);
+                if window(latest) + 2 >= boundaries.len() {
+                    break;
+                }
+                key.limit = calendar(capacity, &boundaries, now);
+                if key.request(cost, now) == Verdict::Admit {
+                    charged = charged.max(window(now));
+                    admitted[charged] += cost;
+                }
+            }
+            prop_assert!(admitted.iter().all(|sum| *sum <= capacity), "{:?}", admitted);
         }
 
         /// However the clock jumps: what is left stays within the capacity, and nothing overflows.

@@ -1,19 +1,42 @@
 //! Windows: a count that starts anew with each, and two counts weighted into a moving one.
 //!
-//! Windows are aligned to multiples of their length since the clock's zero, so that everyone agrees on them.
+//! Windows are aligned to multiples of their length since the clock's zero, or to a calendar, so that everyone agrees
+//! on them.
 
-use super::{Algorithm, MAX_SKEW, divide_product};
+use super::{Algorithm, CalendarWindow, MAX_SKEW, divide_product};
 use crate::units::{Micros, Tokens};
 
 /// A limit: at most `capacity` units in each window.
 ///
 /// Exact for each window, and no more: twice the capacity can be spent in a short time across a boundary.
+///
+/// When its windows are changed, what was spent in one that is not over counts in the new one of that time. So no
+/// change is a second budget, and none mints for as long as some proxies still ask with the windows of before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
     /// The most units in a window.
     pub capacity: Tokens,
-    /// The window's length, at least 1 µs.
-    pub window: Micros,
+    /// Where its windows are.
+    pub window: Window,
+}
+
+/// Where the windows of a [`FixedWindow`] begin and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// At multiples of this span, at least 1 µs.
+    Span(Micros),
+    /// With the units of a local calendar.
+    Calendar(CalendarWindow),
+}
+
+impl Window {
+    /// The start and the length of the window that `now` is in, where that is known.
+    fn of(&self, now: Micros) -> Option<(Micros, Micros)> {
+        match self {
+            Self::Span(span) => Some((aligned(now, *span), *span)),
+            Self::Calendar(calendar) => calendar.known.window(now),
+        }
+    }
 }
 
 /// What was spent in one window.
@@ -82,8 +105,16 @@ impl Algorithm for FixedWindow {
         self.capacity
     }
 
+    fn covers(&self, now: Micros) -> bool {
+        self.window.of(now).is_some()
+    }
+
     fn advance(&self, stored: Option<&Count>, now: Micros) -> Count {
-        let new = Count { start: aligned(now, self.window), spent: 0, window: self.window };
+        // Outside all windows that are known, nothing is left.
+        let Some((start, window)) = self.window.of(now) else {
+            return Count { start: now, spent: u64::MAX, window: Micros::ZERO };
+        };
+        let new = Count { start, spent: 0, window };
         let Some(stored) = stored else { return new };
         match lies(stored.start, stored.window, now) {
             Lies::Ahead => *stored,
@@ -110,7 +141,8 @@ impl Algorithm for FixedWindow {
     }
 
     fn mended(stored: &Count, advanced: &Count) -> bool {
-        advanced.start < stored.start
+        // In other windows than those in which it was spent, it must end when the caller is told that it does.
+        advanced.spent > 0 && (advanced.start, advanced.window) != (stored.start, stored.window)
     }
 }
 

@@ -92,11 +92,17 @@ impl<'a> Node<'a> {
 
     /// The map's fields; `known` are all that may be there.
     pub(super) fn fields(&self, known: &[&str]) -> Option<Fields<'a>> {
+        self.fields_but(known, &[])
+    }
+
+    /// The same; each of `others` is known to belong elsewhere, and comes with what to say to whoever writes it here.
+    pub(super) fn fields_but(&self, known: &[&str], others: &[(&str, &str)]) -> Option<Fields<'a>> {
         let Tree::Map(map) = self.tree else { return self.refuse_kind("a map") };
         for (index, (name, value)) in map.iter().enumerate() {
             let child = self.child(name, value);
             if !known.contains(&name.as_str()) {
-                child.refuse::<()>(unknown("field", name, known));
+                let other = others.iter().find(|(other, _)| other == name);
+                child.refuse::<()>(other.map_or_else(|| unknown("field", name, known), |(_, why)| String::from(*why)));
             } else if map.iter().take(index).any(|(earlier, _)| earlier == name) {
                 child.refuse::<()>("is there twice");
             }
@@ -261,7 +267,8 @@ pub(super) fn unknown(what: &str, name: &str, known: &[&str]) -> String {
 }
 
 /// The word that was probably meant, if one is near.
-fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+#[must_use]
+pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let near = known.iter().filter_map(|word| {
         let distance = strsim::damerau_levenshtein(name, word);
         let longest = name.chars().count().max(word.chars().count());

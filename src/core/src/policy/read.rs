@@ -7,7 +7,10 @@ use super::{
 };
 use crate::facts::Source;
 use crate::key::HashKey;
-use crate::limit::{FixedWindow, Gcra, Limit, MAX_LOG, SlidingLog, SlidingWindow, TokenBucket};
+use crate::limit::{
+    CalendarUnit, CalendarWindow, FixedWindow, Gcra, Limit, MAX_LOG, SlidingLog, SlidingWindow, TokenBucket, Window,
+    ZoneName,
+};
 use crate::path::Template;
 use crate::tree::Tree;
 use crate::units::{MAX_PERIOD, MAX_TOKENS, Micros, RefillRate, Tokens};
@@ -372,31 +375,77 @@ fn limit(node: &Node<'_>) -> Option<Limit> {
     let (algorithm, value) = node.choice(ALGORITHMS, "{token_bucket: {capacity: 20, refill: 5/s}}")?;
     match algorithm {
         "token_bucket" => {
-            let fields = value.fields(&["capacity", "refill"])?;
+            let fields = value.fields_but(&["capacity", "refill"], CALENDAR_FIELDS)?;
             let (capacity, refill) = (capacity(&fields, MAX_TOKENS), rate(&fields, "refill"));
             Some(Limit::TokenBucket(TokenBucket { capacity: capacity?, refill: refill? }))
         }
         "gcra" => {
-            let fields = value.fields(&["burst", "rate"])?;
+            let fields = value.fields_but(&["burst", "rate"], CALENDAR_FIELDS)?;
             let burst = fields.required("burst", "the most units at once").and_then(|node| tokens(&node));
             let rate = rate(&fields, "rate");
             Some(Limit::Gcra(Gcra { burst: burst?, rate: rate? }))
         }
+        "fixed_window" => {
+            let fields = value.fields(&["capacity", "window", "time_zone"])?;
+            let (capacity, window) = (capacity(&fields, MAX_TOKENS), fixed_window(&fields));
+            Some(Limit::FixedWindow(FixedWindow { capacity: capacity?, window: window? }))
+        }
         _ => {
-            let fields = value.fields(&["capacity", "window"])?;
+            let fields = value.fields_but(&["capacity", "window"], CALENDAR_FIELDS)?;
             let most = if algorithm == "sliding_log" { MAX_LOG } else { MAX_TOKENS };
             let capacity = capacity(&fields, most);
-            let window = fields
-                .required("window", "how long a window is, such as 1m")
-                .and_then(|node| node.duration(Micros::from_millis(1), Micros::new(MAX_PERIOD)));
+            let window = fields.required("window", "how long a window is, such as 1m").and_then(|node| {
+                match calendar_unit(&node) {
+                    Some(_) => node.refuse(format!("{CALENDAR_ONLY}: write a span such as 1h")),
+                    None => span(&node),
+                }
+            });
             let (capacity, window) = (capacity?, window?);
-            Some(match algorithm {
-                "fixed_window" => Limit::FixedWindow(FixedWindow { capacity, window }),
-                "sliding_window" => Limit::SlidingWindow(SlidingWindow { capacity, window }),
-                _ => Limit::SlidingLog(SlidingLog { capacity, window }),
+            Some(if algorithm == "sliding_window" {
+                Limit::SlidingWindow(SlidingWindow { capacity, window })
+            } else {
+                Limit::SlidingLog(SlidingLog { capacity, window })
             })
         }
     }
+}
+
+const CALENDAR_ONLY: &str = "only fixed_window has calendar windows";
+
+/// What somebody writes who wants a calendar window of an algorithm that has none.
+const CALENDAR_FIELDS: &[(&str, &str)] = &[("window", CALENDAR_ONLY), ("time_zone", CALENDAR_ONLY)];
+
+/// A span, or a word for a unit of the calendar in some time zone.
+fn fixed_window(fields: &Fields<'_>) -> Option<Window> {
+    let zone = match fields.get("time_zone") {
+        None => Some(ZoneName::default()),
+        Some(node) => node.text().and_then(|text| ZoneName::new(text).or_else(|| node.refuse(ZoneName::refusal(text)))),
+    };
+    let node = fields.required("window", "a span such as 1m, or one of the words minute, hour, day and month")?;
+    if let Some(unit) = calendar_unit(&node) {
+        return Some(Window::Calendar(CalendarWindow::new(unit, zone?)));
+    }
+    // Not a span either, if it does not begin like one.
+    if let Some(text) = node.as_word().filter(|text| !text.starts_with(|first: char| first.is_ascii_digit())) {
+        let [minute, hour, day, month] = CalendarUnit::WORDS.map(|(word, _)| word);
+        return node.refuse(unknown("window", text, &[minute, hour, day, month, "spans such as 1h"]));
+    }
+    if let Some(node) = fields.get("time_zone") {
+        node.refuse::<()>(
+            "is for the windows minute, hour, day and month: a span begins at multiples of its length since 1970, \
+             the same in every zone",
+        );
+    }
+    span(&node).map(Window::Span)
+}
+
+fn calendar_unit(node: &Node<'_>) -> Option<CalendarUnit> {
+    let text = node.as_word()?;
+    CalendarUnit::WORDS.iter().find(|(word, _)| *word == text).map(|(_, unit)| *unit)
+}
+
+fn span(node: &Node<'_>) -> Option<Micros> {
+    node.duration(Micros::from_millis(1), Micros::new(MAX_PERIOD))
 }
 
 fn capacity(fields: &Fields<'_>, most: u64) -> Option<Tokens> {
@@ -421,6 +470,9 @@ fn refill(node: &Node<'_>) -> Option<RefillRate> {
     let Some((count, period)) = text.split_once('/') else {
         return node.refuse(format!("{text:?} is not a rate: {FORM}"));
     };
+    if CalendarUnit::WORDS.iter().any(|(word, _)| *word == period) {
+        return node.refuse(format!("{text:?} is not a rate: {FORM}; {CALENDAR_ONLY}"));
+    }
     let period = Micros::parse_unit(period).or_else(|| Micros::parse(period));
     let digits = !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit());
     match (digits.then(|| count.parse::<u64>().unwrap_or(u64::MAX)), period) {

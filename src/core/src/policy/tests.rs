@@ -1,6 +1,7 @@
 #![allow(clippy::arithmetic_side_effects)]
 use super::*;
 use crate::facts::tests::Request;
+use crate::limit::{CalendarUnit, CalendarWindow, Window, ZoneName};
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -87,6 +88,7 @@ fn a_global_policy_has_any_of_five_limits_and_a_local_one_a_token_bucket() {
     for limit in [
         r#"{"gcra": {"burst": 20, "rate": "5/s"}}"#,
         r#"{"fixed_window": {"capacity": 100, "window": "1m"}}"#,
+        r#"{"fixed_window": {"capacity": 100, "window": "day", "time_zone": "Europe/Berlin"}}"#,
         r#"{"sliding_window": {"capacity": 100, "window": "1m"}}"#,
         r#"{"sliding_log": {"capacity": 100, "window": "1m"}}"#,
     ] {
@@ -106,6 +108,86 @@ fn a_global_policy_has_any_of_five_limits_and_a_local_one_a_token_bucket() {
     ] {
         let found = errors(&with(bucket, limit));
         assert!(found.contains(expected), "{found}");
+    }
+}
+
+#[test]
+fn a_fixed_window_is_a_span_or_a_unit_of_the_calendar_in_a_time_zone() {
+    let bucket = r#"{"token_bucket": {"capacity": 20, "refill": "5/s"}}"#;
+    for (word, zone, unit) in [
+        ("minute", None, CalendarUnit::Minute),
+        ("hour", Some("Asia/Kathmandu"), CalendarUnit::Hour),
+        ("day", Some("Europe/Berlin"), CalendarUnit::Day),
+        ("month", Some("Etc/GMT+12"), CalendarUnit::Month),
+    ] {
+        let field = zone.map(|zone| format!(r#", "time_zone": "{zone}""#)).unwrap_or_default();
+        let set = read(&with(bucket, &format!(r#"{{"fixed_window": {{"capacity": 9, "window": "{word}"{field}}}}}"#)));
+        let Limit::FixedWindow(limit) = set.policies()[1].scope.limit() else { panic!("a fixed window") };
+        let zone = ZoneName::new(zone.unwrap_or("UTC")).unwrap();
+        assert_eq!(limit.window, Window::Calendar(CalendarWindow::new(unit, zone)));
+    }
+    let limit = "policies[1].limit.";
+    for (text, expected) in [
+        (
+            r#"{"fixed_window": {"capacity": "9", "window": "day", "time_zone": "Europe Berlin"}}"#,
+            format!(
+                "{limit}fixed_window.capacity: must be a number without quotes: 9\n{limit}fixed_window.time_zone: \
+                 \"Europe Berlin\" is not the name of a time zone: write one of the IANA database, such as \
+                 Europe/Berlin or UTC"
+            ),
+        ),
+        (
+            r#"{"fixed_window": {"capacity": 9, "window": "dya", "time_zone": 1}}"#,
+            format!(
+                "{limit}fixed_window.time_zone: must be text: put it in quotes\n{limit}fixed_window.window: unknown \
+                 window \"dya\": did you mean \"day\"?"
+            ),
+        ),
+        (
+            r#"{"fixed_window": {"capacity": 9, "window": "week"}}"#,
+            format!(
+                "{limit}fixed_window.window: unknown window \"week\": known are minute, hour, day, month, spans such as 1h"
+            ),
+        ),
+        (
+            r#"{"fixed_window": {"capacity": 9, "window": "1day"}}"#,
+            format!(
+                "{limit}fixed_window.window: \"1day\" is not a time: write a whole number and us, ms, s, m, h or d, \
+                 such as \"50ms\""
+            ),
+        ),
+        (
+            r#"{"fixed_window": {"capacity": 9, "window": "31d", "time_zone": "UTC"}}"#,
+            format!(
+                "{limit}fixed_window.time_zone: is for the windows minute, hour, day and month: a span begins at \
+                 multiples of its length since 1970, the same in every zone\n{limit}fixed_window.window: must be \
+                 between 1ms and 30d, is 31d"
+            ),
+        ),
+        (
+            r#"{"sliding_log": {"capacity": 9, "window": "day", "time_zone": "UTC"}}"#,
+            format!(
+                "{limit}sliding_log.time_zone: only fixed_window has calendar windows\n{limit}sliding_log.window: \
+                 only fixed_window has calendar windows: write a span such as 1h"
+            ),
+        ),
+        (
+            r#"{"token_bucket": {"capacity": 9, "refill": "9/day", "window": "day"}}"#,
+            format!(
+                "{limit}token_bucket.window: only fixed_window has calendar windows\n{limit}token_bucket.refill: \
+                 \"9/day\" is not a rate: write units per time, such as 5/s, 100/min or 1/30d; only fixed_window has \
+                 calendar windows"
+            ),
+        ),
+        (
+            r#"{"gcra": {"burst": 9, "rate": "9/month", "time_zone": "UTC"}}"#,
+            format!(
+                "{limit}gcra.time_zone: only fixed_window has calendar windows\n{limit}gcra.rate: \"9/month\" is not \
+                 a rate: write units per time, such as 5/s, 100/min or 1/30d; only fixed_window has calendar windows"
+            ),
+        ),
+    ] {
+        assert_eq!(errors(&with(bucket, text)), expected);
     }
 }
 

@@ -65,6 +65,8 @@ kinds! {
     Busy = "busy" => StoreError,
     /// What is stored under the key is no state of this limit.
     Malformed = "malformed_state" => StoreError,
+    /// The server's clock is in none of the calendar windows around this one's.
+    ClockApart = "clock_apart" => StoreError,
     /// Something that is no reply of the script.
     BadReply = "bad_reply" => StoreError,
     /// The memory store keeps as many keys as it may.
@@ -142,6 +144,7 @@ fn kind(error: &RedisError) -> FaultKind {
         Some("OOM") => return FaultKind::OutOfMemory,
         Some("BUSY") => return FaultKind::Busy,
         Some("WRONGTYPE" | "TOLLGATE") => return FaultKind::Malformed,
+        Some("TOLLGATE_CLOCK") => return FaultKind::ClockApart,
         Some("NOAUTH" | "WRONGPASS") => return FaultKind::Login,
         _ => {}
     }

@@ -5,10 +5,13 @@
 -- ARGV[1]        take: charges, if every limit has the units
 --                check: says what take would, and charges nothing
 --                back: undoes a take, by its id; at most what would be there had it never been
--- ARGV[5i-3]     limit i's algorithm: b token bucket, g GCRA, f fixed window, s sliding window, l sliding log
+-- ARGV[5i-3]     limit i's algorithm: b token bucket, g GCRA, f fixed window, c calendar window, s sliding window,
+--                l sliding log
 -- ARGV[5i-2]     its capacity (burst), 1 to 999999999999; for l at most 1000
 -- ARGV[5i-1]     b, g: so many units (1 to 999999999999) come back ...   f, s, l: the window in microseconds
--- ARGV[5i]       ... in so many microseconds, in lowest terms             f, s, l: 0
+--                                            c: "at:at:at:at", where the windows before, at and after the caller's
+--                                            clock begin, and where the last of them ends
+-- ARGV[5i]       ... in so many microseconds, in lowest terms             f, c, s, l: 0
 -- ARGV[5i+1]     the cost, 1 to 999999999999
 --                Periods and windows are 1 us to 30 days.
 --
@@ -19,7 +22,7 @@
 -- What is stored, times in microseconds:
 --   b  "b:tokens:fraction:period:at"          whole units, and fraction/period of the next, at that time
 --   g  "g:at:fraction:over"                   when all that was spent is earned again, and fraction/over of a microsecond
---   f  "f:start:spent:window"
+--   f  "f:start:spent:window"                 also of c
 --   s  "s:start:current:previous:window"
 --   l  a list of "at:cost"
 --   an id: "i:at", when its charges were made
@@ -32,6 +35,8 @@ local MAX = 9007199254740991
 local MAX_SKEW = 60000000
 local MARGIN_MS = 1000
 local REMEMBERED_MS = 10000
+local MALFORMED = 'TOLLGATE what is stored of a limit is malformed'
+local APART = 'TOLLGATE_CLOCK this clock is in none of the calendar windows around the clock of the endpoint'
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
@@ -59,10 +64,6 @@ local function scale(a, b, c)
   return times * b + quotient, rest
 end
 
-local function malformed()
-  return redis.error_reply('TOLLGATE what is stored of a limit is malformed')
-end
-
 -- The numbers that are stored as text; nil where there is no key, false where they are others.
 -- GET and not MGET: on a key of another type it fails, where MGET would say that there is none.
 local function numbers(key, letter, count)
@@ -88,7 +89,8 @@ local function put(key, full_at, form, ...)
   redis.call('SET', key, string.format(form, ...), 'PX', ttl(full_at))
 end
 
--- Each algorithm: `load` gives the state as it is now (nil where it is malformed) and whether loading has mended it;
+-- Each algorithm: `load` gives the state as it is now and whether loading has mended it (nil where what is stored is
+-- malformed, nil and the error where it is another);
 -- `wait` the microseconds to wait, nil where the cost can be spent; `spend`, `left` and `store` do what they say.
 -- `back` undoes what was spent at a time that is not after now. A bucket that was short of those units has kept refill
 -- that it would have had no room for, so that much of them does not come back: else they could be spent twice.
@@ -251,12 +253,13 @@ end
 
 local fixed = {}
 
-function fixed.load(key, limit)
+-- The count of the window that now is in: it begins at `first` and is `length` long.
+local function count_of(key, first, length)
   local stored = numbers(key, 'f', 3)
   if stored == false then
     return nil
   end
-  local state = { start = aligned(limit.units), spent = 0, window = limit.units }
+  local state = { start = first, spent = 0, window = length }
   if not stored then
     return state, false
   end
@@ -267,7 +270,12 @@ function fixed.load(key, limit)
   elseif ago == 0 then
     state.spent = spent
   end
-  return state, state.start < start
+  -- In other windows than those in which it was spent, it must end when the caller is told that it does.
+  return state, state.spent > 0 and (state.start ~= start or state.window ~= window)
+end
+
+function fixed.load(key, limit)
+  return count_of(key, aligned(limit.units), limit.units)
 end
 
 function fixed.wait(limit, state, cost)
@@ -292,6 +300,25 @@ end
 
 function fixed.store(key, _, state)
   put(key, state.start + state.window, 'f:%.0f:%.0f:%.0f', state.start, state.spent, state.window)
+end
+
+-- By this server's clock and the caller's boundaries.
+local calendar =
+  { wait = fixed.wait, spend = fixed.spend, back = fixed.back, left = fixed.left, store = fixed.store }
+
+function calendar.load(key, limit)
+  local start
+  for boundary in string.gmatch(limit.boundaries, '%d+') do
+    local at = tonumber(boundary)
+    if at > now then
+      if start then
+        return count_of(key, start, at - start)
+      end
+      break
+    end
+    start = at
+  end
+  return nil, APART
 end
 
 local sliding = {}
@@ -446,13 +473,13 @@ function log.store(key, limit, state)
   end
 end
 
-local algorithms = { b = bucket, g = gcra, f = fixed, s = sliding, l = log }
+local algorithms = { b = bucket, g = gcra, f = fixed, c = calendar, s = sliding, l = log }
 local mode, count = ARGV[1], (#ARGV - 1) / 5
 local id, taken = KEYS[count + 1], nil
 if id then
   taken = numbers(id, 'i', 1)
   if taken == false then
-    return malformed()
+    return redis.error_reply(MALFORMED)
   end
 end
 
@@ -462,12 +489,13 @@ for i = 1, count do
   local limit = {
     capacity = tonumber(ARGV[5 * i - 2]),
     units = tonumber(ARGV[5 * i - 1]),
+    boundaries = ARGV[5 * i - 1],
     per = tonumber(ARGV[5 * i]),
   }
   local cost = tonumber(ARGV[5 * i + 1])
   local state, mended = algorithm.load(key, limit)
   if not state then
-    return malformed()
+    return redis.error_reply(mended or MALFORMED)
   end
   local charge = { algorithm = algorithm, limit = limit, cost = cost, state = state, mended = mended, verdict = 0, wait = 0 }
   if not taken then

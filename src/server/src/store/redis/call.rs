@@ -6,7 +6,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::key::{Digest, HashKey};
-use tollgate_core::limit::Limit;
+use tollgate_core::limit::{FixedWindow, Limit, Window};
 use tollgate_core::units::{Micros, RefillRate, Tokens};
 use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Denied};
 
@@ -79,14 +79,19 @@ impl<'a> Call<'a> {
     }
 }
 
-/// A limit as the script takes it: its algorithm's letter and three numbers.
-fn arguments(limit: &Limit) -> (&'static str, [u64; 3]) {
-    let rate = |capacity: Tokens, rate: RefillRate| [capacity.count(), rate.tokens(), rate.period()];
-    let window = |capacity: Tokens, window: Micros| [capacity.count(), window.count(), 0];
+/// A limit as the script takes it: its algorithm's letter and three numbers, or four boundaries in place of the second.
+fn arguments(limit: &Limit) -> (&'static str, [String; 3]) {
+    let numbers = |numbers: [u64; 3]| numbers.map(|number| number.to_string());
+    let rate = |capacity: Tokens, rate: RefillRate| numbers([capacity.count(), rate.tokens(), rate.period()]);
+    let window = |capacity: Tokens, window: Micros| numbers([capacity.count(), window.count(), 0]);
     match limit {
         Limit::TokenBucket(limit) => ("b", rate(limit.capacity, limit.refill)),
         Limit::Gcra(limit) => ("g", rate(limit.burst, limit.rate)),
-        Limit::FixedWindow(limit) => ("f", window(limit.capacity, limit.window)),
+        Limit::FixedWindow(FixedWindow { capacity, window: Window::Span(span) }) => ("f", window(*capacity, *span)),
+        Limit::FixedWindow(FixedWindow { capacity, window: Window::Calendar(window) }) => {
+            let boundaries = window.known.all().map(|boundary| boundary.count().to_string()).join(":");
+            ("c", [capacity.count().to_string(), boundaries, "0".into()])
+        }
         Limit::SlidingWindow(limit) => ("s", window(limit.capacity, limit.window)),
         Limit::SlidingLog(limit) => ("l", window(limit.capacity, limit.window)),
     }
