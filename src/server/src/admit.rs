@@ -1,6 +1,8 @@
 //! Reading `POST /v1/admit`: the form, and what the form alone cannot say.
 
+use crate::calendar;
 use std::collections::HashMap;
+use tollgate_core::limit::{FixedWindow, Limit, Window};
 use tollgate_core::policy::is_name;
 use tollgate_core::wire::{AdmitRequest, MAX_CHARGES, MAX_DECISIONS};
 
@@ -25,6 +27,10 @@ fn check(request: &AdmitRequest) -> Result<(), String> {
         for (index, charge) in decision.charges.iter().enumerate() {
             if !is_name(&charge.policy) {
                 return Err(format!("{path}[{index}].policy: must be 1 to 64 letters, digits, '_', '-' or '.'"));
+            }
+            if let Limit::FixedWindow(FixedWindow { window: Window::Calendar(window), .. }) = &charge.limit {
+                calendar::check(&window.zone)
+                    .map_err(|error| format!("{path}[{index}].fixed_window.time_zone: {error}"))?;
             }
             // Both would be checked against the same balance, and one of them lost.
             if let Some(earlier) = buckets.insert((&charge.policy, charge.key, charge.group), index) {

@@ -3,6 +3,7 @@
 mod admit;
 mod api;
 mod auth;
+mod calendar;
 mod connection;
 mod metrics;
 mod openapi;

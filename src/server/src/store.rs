@@ -10,10 +10,12 @@ pub use self::redis::{Access, Login};
 
 use self::memory::MemoryStore;
 use self::redis::{FORMS, RedisStore, RedisUrl};
+use crate::calendar;
 use std::str::FromStr;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tollgate_core::key::{Digest, HashKey};
+use tollgate_core::units::Micros;
 use tollgate_core::wire::{AdmitAnswer, AdmitRequest, DecisionAnswer, DecisionRequest, Failure};
 
 /// Which store to use, as written on the command line.
@@ -67,14 +69,19 @@ enum Kind {
 
 impl Store {
     /// Decides each decision of the batch, all-or-nothing by itself.
-    pub async fn admit(&self, request: AdmitRequest) -> AdmitAnswer {
+    pub async fn admit(&self, mut request: AdmitRequest) -> AdmitAnswer {
         let decisions = match &self.kind {
             Kind::Memory(store) => {
                 let answers = store.admit(request.decisions);
                 self.count(&answers);
                 answers
             }
-            Kind::Redis(store) => store.admit(&request.decisions).await,
+            Kind::Redis(store) => {
+                // Redis decides by its own clock: it is given the windows around this one's, and fails where its own
+                // is in none of them.
+                calendar::resolve(&mut request.decisions, wall_clock());
+                store.admit(&request.decisions).await
+            }
         };
         AdmitAnswer { decisions }
     }
@@ -134,4 +141,10 @@ fn remembered_as(decision: &DecisionRequest) -> Option<Digest> {
     digest.part(decision.id.as_ref()?.as_bytes());
     digest.part(&serde_json::to_vec(&decision.charges).ok()?);
     Some(digest.finish())
+}
+
+/// The time since 1970, by a clock that may step.
+fn wall_clock() -> Micros {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Micros::new(u64::try_from(now.as_micros()).unwrap_or(u64::MAX))
 }

@@ -2,6 +2,8 @@
 
 mod arithmetic;
 
+use jiff::tz::TimeZoneDatabase;
+use jiff::{Timestamp, ToSpan};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tollgate_core::units::Micros;
@@ -117,6 +119,8 @@ suite!(
     the_largest_numbers_are_exact,
     every_limit_admits_its_capacity_and_says_when_to_come_back,
     limits_of_any_mix_are_charged_all_or_none,
+    a_calendar_window_ends_where_the_local_calendar_says,
+    another_calendar_window_is_no_second_budget,
     what_another_algorithm_has_stored_is_a_failure_and_no_pass,
     a_decision_that_is_sent_again_is_not_made_again,
 );
@@ -157,6 +161,54 @@ async fn every_limit_admits_its_capacity_and_says_when_to_come_back(store: Store
         assert_eq!(denied.len(), 2);
         let wait = wait(denied[0]);
         assert!(wait > Micros::ZERO && wait <= Micros::from_secs(7200), "{wait}: {charge}");
+    }
+}
+
+/// A charge on a window of the calendar.
+fn calendar_charge(name: u64, cost: u64, unit: &str, zone: &str) -> Value {
+    let mut charge = charge(name, cost, 1, 0);
+    charge.as_object_mut().expect("a map").remove("token_bucket");
+    charge["fixed_window"] = json!({"capacity": 10, "calendar": unit, "time_zone": zone});
+    charge
+}
+
+/// When the day or the month ends that it is now in a time zone.
+fn end_of(unit: &str, zone: &str) -> Timestamp {
+    let zone = TimeZoneDatabase::bundled().get(zone).expect("a time zone");
+    let today = zone.to_datetime(Timestamp::now()).date();
+    let next = if unit == "day" { today.tomorrow() } else { today.first_of_month().checked_add(1.month()) };
+    zone.to_timestamp(next.expect("a date").at(0, 0, 0, 0)).expect("a time")
+}
+
+async fn a_calendar_window_ends_where_the_local_calendar_says(store: Store) {
+    let zones = ["UTC", "Europe/Berlin", "Australia/Lord_Howe", "Pacific/Kiritimati", "Etc/GMT+12", "Asia/Kathmandu"];
+    let mut name = 1;
+    for (zone, unit) in zones.iter().flat_map(|zone| [(*zone, "day"), (*zone, "month")]) {
+        // Once more, where midnight comes in between.
+        loop {
+            let (before, end) = (Timestamp::now(), end_of(unit, zone));
+            let admitted = is_admitted(&store.one(&[calendar_charge(name, 10, unit, zone)]).await);
+            let denied = store.one(&[calendar_charge(name, 1, unit, zone)]).await;
+            name += 1;
+            if end_of(unit, zone) != end {
+                continue;
+            }
+            assert!(admitted, "{unit} in {zone}");
+            let told = before + Duration::from_micros(wait(&denied).count());
+            let late = end.duration_until(told).abs();
+            assert!(late < jiff::SignedDuration::from_secs(5), "{unit} in {zone}: {told} and not {end}");
+            break;
+        }
+    }
+}
+
+async fn another_calendar_window_is_no_second_budget(store: Store) {
+    for (name, (unit, zone)) in [("day", "Pacific/Kiritimati"), ("month", "UTC"), ("day", "UTC")].iter().enumerate() {
+        let name = 100 + u64::try_from(name).expect("a small number");
+        assert!(is_admitted(&store.one(&[calendar_charge(name, 6, "month", "Europe/Berlin")]).await));
+        assert!(!is_admitted(&store.one(&[calendar_charge(name, 5, unit, zone)]).await), "{unit} in {zone}");
+        assert!(is_admitted(&store.one(&[calendar_charge(name, 4, unit, zone)]).await), "{unit} in {zone}");
+        assert!(!is_admitted(&store.one(&[calendar_charge(name, 1, "month", "Europe/Berlin")]).await));
     }
 }
 
@@ -371,6 +423,19 @@ async fn every_kind_of_key_in_redis_expires() {
     for key in keys {
         let left: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.expect("a time to live");
         assert!((1..=7_201_000).contains(&left), "{key} lives for {left} ms");
+    }
+}
+
+#[tokio::test]
+async fn a_calendar_window_in_redis_expires_at_its_boundary() {
+    let store = Store::redis().await;
+    let mut connection = store.redis.as_ref().expect("Redis").connect().await;
+    for (name, (unit, zone)) in [("day", "Europe/Berlin"), ("month", "Pacific/Kiritimati")].iter().enumerate() {
+        assert!(is_admitted(&store.one(&[calendar_charge(name as u64, 1, unit, zone)]).await));
+        let key = format!("tollgate:{{{name:032x}}}:p:{name:032x}");
+        let at: i64 = redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut connection).await.expect("a time");
+        let margin = at - end_of(unit, zone).as_millisecond();
+        assert!((0..=2000).contains(&margin), "{unit} in {zone}: {margin} ms after its end");
     }
 }
 

@@ -84,6 +84,35 @@ async fn bad_input_is_a_400_that_names_the_field() {
 }
 
 #[tokio::test]
+async fn a_calendar_window_needs_a_time_zone_that_there_is() {
+    let bucket = r#""token_bucket":{"capacity":20,"refill":5,"per_us":1000000}"#;
+    for unit in ["minute", "hour", "day", "month"] {
+        let window = format!(r#""fixed_window":{{"capacity":20,"calendar":"{unit}","time_zone":"Europe/Berlin"}}"#);
+        let answer = answer_to(REQUEST.replacen(bucket, &window, 1)).await;
+        assert_eq!(answer, (StatusCode::OK, r#"{"decisions":[{"admitted":[{"remaining":15}]}]}"#.into()));
+    }
+    let at = "decisions[0].charges[0].fixed_window";
+    for (window, expected) in [
+        (
+            r#""calendar":"day","time_zone":"Europe/Berln""#,
+            format!(r#"{at}.time_zone: unknown time zone "Europe/Berln": did you mean "Europe/Berlin"?"#),
+        ),
+        (
+            r#""calendar":"day","time_zone":"+01:00""#,
+            format!(r#"{at}.time_zone: "+01:00" is not the name of a time zone: write one of the IANA database"#),
+        ),
+        (r#""calendar":"week""#, format!("{at}.calendar: unknown variant `week`, expected one of `minute`, `hour`")),
+        (r#""window_us":60000000,"time_zone":"UTC""#, format!("{at}: time_zone is for calendar windows")),
+        (r#""window_us":60000000,"calendar":"day""#, format!("{at}: must have exactly one of the fields window_us")),
+    ] {
+        let body = REQUEST.replacen(bucket, &format!(r#""fixed_window":{{"capacity":20,{window}}}"#), 1);
+        let response = send(&endpoint(None), Request::post(ADMIT_PATH).body(body.into()).unwrap()).await;
+        let detail = detail(response, StatusCode::BAD_REQUEST).await;
+        assert!(detail.starts_with(&expected), "{window}: {detail}");
+    }
+}
+
+#[tokio::test]
 async fn one_bucket_twice_in_a_decision_is_refused() {
     let charge = &REQUEST[REQUEST.find("{\"policy\"").unwrap()..REQUEST.len() - 4];
     let (status, text) = answer_to(REQUEST.replacen(charge, &format!("{charge},{charge}"), 1)).await;

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use tollgate_core::limit::{CalendarUnit, ZoneName};
 use tollgate_core::wire::{ADMIT_PATH, AdmitAnswer, MAX_BODY};
 
 const LIMITS: [&str; 5] = ["token_bucket", "gcra", "fixed_window", "sliding_window", "sliding_log"];
@@ -94,7 +95,7 @@ fn the_bounds_of_every_number_are_those_of_the_parser() {
     });
     for limit in LIMITS {
         let properties = schema(&document, &format!("{limit}/properties")).as_object().unwrap();
-        for (field, schema) in properties {
+        for (field, schema) in properties.iter().filter(|(_, schema)| schema["type"] == "integer") {
             assert_bounds(&format!("{limit}.{field}"), schema, |value| {
                 let mut request = request(limit);
                 request["decisions"][0]["charges"][0][limit][field] = value;
@@ -106,7 +107,53 @@ fn the_bounds_of_every_number_are_those_of_the_parser() {
             request["decisions"][0]["charges"][0][limit].as_object_mut().unwrap().remove(field.as_str().unwrap());
             assert!(parse(&request).is_err(), "{limit}.{field} is required");
         }
-        assert_eq!(properties.len(), schema(&document, &format!("{limit}/required")).as_array().unwrap().len());
+        let required = schema(&document, &format!("{limit}/required")).as_array().unwrap().len();
+        assert!(limit == "fixed_window" || properties.len() == required, "{limit}");
+    }
+}
+
+#[test]
+fn the_forms_of_a_fixed_window_are_those_of_the_parser() {
+    let document = document_value();
+    let property = |path: &str| schema(&document, &format!("fixed_window/properties/{path}")).clone();
+    assert_eq!(property("calendar/enum"), json!(CalendarUnit::WORDS.map(|(word, _)| word)));
+    assert_eq!(property("time_zone/default"), ZoneName::default().as_str());
+    let parse = |window: Value| {
+        let mut request = request("fixed_window");
+        request["decisions"][0]["charges"][0]["fixed_window"] = window;
+        parse(&request)
+    };
+    let forms = schema(&document, "fixed_window/oneOf").as_array().unwrap();
+    let fields = [("window_us", json!(1_000_000)), ("calendar", json!("day")), ("time_zone", json!("Europe/Berlin"))];
+    for choice in 0..8 {
+        let mut window = json!({"capacity": 10});
+        for (bit, (field, value)) in fields.iter().enumerate() {
+            if choice & (1 << bit) != 0 {
+                window[field] = value.clone();
+            }
+        }
+        let has = |field: &str| !window[field].is_null();
+        let matches = |form: &&Value| {
+            let required = form["required"].as_array().unwrap().iter().all(|field| has(field.as_str().unwrap()));
+            let mut ruled_out = form["properties"].as_object().unwrap().iter().filter(|(_, schema)| **schema == false);
+            required && !ruled_out.any(|(field, _)| has(field))
+        };
+        assert_eq!(parse(window.clone()).is_ok(), forms.iter().filter(matches).count() == 1, "{window}");
+    }
+    for (word, _) in CalendarUnit::WORDS {
+        parse(json!({"capacity": 10, "calendar": word})).unwrap();
+    }
+    assert_eq!(property("time_zone/pattern"), "^[A-Za-z][A-Za-z0-9_+/-]{0,39}$");
+    for (name, formed) in [
+        ("Etc/GMT+12", true),
+        ("America/Port-au-Prince", true),
+        (&"z".repeat(40), true),
+        (&"z".repeat(41), false),
+        ("1", false),
+        ("", false),
+        ("a b", false),
+    ] {
+        assert_eq!(ZoneName::new(name).is_some(), formed, "{name}");
     }
 }
 

@@ -4,6 +4,7 @@
 //! that several charges are made all or none. A bucket that is full again is forgotten, since absence means full.
 
 use super::remembered_as;
+use crate::calendar;
 use std::collections::HashMap;
 use std::mem::take;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -76,8 +77,9 @@ impl MemoryStore {
         micros(self.began).plus(micros(self.started.elapsed()))
     }
 
-    pub fn admit(&self, decisions: Vec<DecisionRequest>) -> Vec<DecisionAnswer> {
+    pub fn admit(&self, mut decisions: Vec<DecisionRequest>) -> Vec<DecisionAnswer> {
         let now = self.now();
+        calendar::resolve(&mut decisions, now);
         let answer = |decision: DecisionRequest| match remembered_as(&decision) {
             None => self.decide(decision.charges, now),
             Some(id) => self.decide_once(id, decision.charges, now),
@@ -112,7 +114,8 @@ impl MemoryStore {
             let shard = charge.key.share(SHARDS);
             let key = Key { policy: charge.policy, key: charge.key, group: charge.group };
             let stored = shards.get(shard).and_then(|shard| shard.buckets.get(&key)).map(|bucket| &bucket.state);
-            // The key of one algorithm's budget was used with another: what is stored says nothing about it.
+            // The key of one algorithm's budget was used with another: what is stored says nothing about it. Or nobody
+            // knows which calendar window this is.
             let Some(state) = limit.advance(stored, now) else {
                 return DecisionAnswer::Failed(Failure::StoreError);
             };
