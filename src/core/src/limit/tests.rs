@@ -249,6 +249,17 @@ fn while_proxies_disagree_on_the_windows_they_still_share_one_budget() {
 }
 
 #[test]
+fn the_wait_after_a_change_of_a_sliding_windows_length_is_true() {
+    let hour = Micros::from_secs(3600);
+    let mut key = Key::new(Limit::SlidingWindow(SlidingWindow { capacity: units(3), window: hour }));
+    assert!((0..3).all(|_| key.admits(START)));
+    key.limit = all(3)[3];
+    let Verdict::Wait(wait) = key.request(1, START + 5 * SECOND) else { panic!("spent is spent") };
+    let end = START + 5 * SECOND + wait.count();
+    assert!(!key.admits(end - 1) && key.admits(end));
+}
+
+#[test]
 fn a_sliding_window_weighs_the_one_before() {
     let mut key = Key::new(all(100)[3]);
     assert_eq!(key.request(100, START + 9 * SECOND), Verdict::Admit);

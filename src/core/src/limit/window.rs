@@ -211,6 +211,6 @@ impl Algorithm for SlidingWindow {
     }
 
     fn mended(stored: &Counts, advanced: &Counts) -> bool {
-        advanced.start < stored.start
+        advanced.start < stored.start || advanced.window != stored.window
     }
 }

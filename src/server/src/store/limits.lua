@@ -341,7 +341,7 @@ function sliding.load(key, limit)
   elseif ago == 1 then
     state.previous = current
   end
-  return state, state.start < start
+  return state, state.start < start or state.window ~= window
 end
 
 -- How much of the window before is still covered.
