@@ -1,6 +1,7 @@
 //! The harness: real Envoys, real endpoints, real Redis servers, each for one test, on free ports and in a temporary
 //! folder, and gone when the test ends, however it ends.
 
+mod authority;
 mod client;
 mod endpoint;
 mod envoy;
@@ -9,6 +10,7 @@ mod process;
 mod redis;
 mod upstream;
 
+pub use authority::Authority;
 pub use client::{Client, Reply, burst, send};
 pub use endpoint::{Endpoint, FakeEndpoint};
 pub use envoy::{Envoy, EnvoyBuilder};
@@ -26,6 +28,12 @@ pub const HASH_KEY: &str = "a secret for tests alone";
 
 /// A refill too slow to matter in a test.
 pub const NEVER: &str = "1/30d";
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
 
 /// A path from the environment that `make test` sets.
 fn tool(variable: &str) -> PathBuf {

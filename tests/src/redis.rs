@@ -1,6 +1,7 @@
 use crate::{Process, eventually, tool};
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A real `redis-server`: without persistence, unless its settings say otherwise.
@@ -81,7 +82,13 @@ impl Redis {
     }
 
     pub async fn connect(&self) -> redis::aio::MultiplexedConnection {
-        self.client().get_multiplexed_async_connection().await.expect("a connection")
+        self.try_connect().await.expect("a connection")
+    }
+
+    /// Commands that wait (WAIT) take longer than the library would.
+    async fn try_connect(&self) -> redis::RedisResult<redis::aio::MultiplexedConnection> {
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
+        self.client().get_multiplexed_async_connection_with_config(&config).await
     }
 
     /// Runs one command, as words with spaces between them.
@@ -96,7 +103,7 @@ impl Redis {
         for word in words {
             cmd.arg(word);
         }
-        cmd.query_async(&mut self.client().get_multiplexed_async_connection().await?).await
+        cmd.query_async(&mut self.try_connect().await?).await
     }
 
     /// Every key, in order.
@@ -146,6 +153,14 @@ impl Sentinels {
     pub fn url(&self) -> String {
         let addresses: Vec<String> = self.sentinels.iter().map(|(_, address)| address.to_string()).collect();
         format!("redis+sentinel://{}/main", addresses.join(","))
+    }
+
+    /// Asks a sentinel to make the replica the master.
+    pub async fn failover(&self) {
+        let client = redis::Client::open(format!("redis://{}", self.sentinels[1].1)).expect("a URL");
+        let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
+        let mut command = redis::cmd("SENTINEL");
+        command.arg("FAILOVER").arg("main").query_async::<()>(&mut connection).await.expect("a failover");
     }
 
     /// One of the sentinels stops answering, and keeps its connections.

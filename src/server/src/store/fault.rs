@@ -3,6 +3,7 @@
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
+use std::sync::Arc;
 use std::{fmt, io};
 use tollgate_core::wire::Failure;
 
@@ -137,7 +138,7 @@ fn kind(error: &RedisError) -> FaultKind {
             ServerErrorKind::ClusterDown => FaultKind::ClusterDown,
             ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::TryAgain => FaultKind::Moving,
             ServerErrorKind::NoPerm => FaultKind::Permission,
-            _ => FaultKind::Other,
+            _ => other(error),
         };
     }
     match error.code() {
@@ -161,9 +162,16 @@ fn kind(error: &RedisError) -> FaultKind {
     }
 }
 
+/// An error with the code ERR.
+fn other(error: &RedisError) -> FaultKind {
+    // A command inside the script, or a key that it names.
+    let is_permission = error.detail().is_some_and(|detail| detail.contains("user executing the script"));
+    if is_permission { FaultKind::Permission } else { FaultKind::Other }
+}
+
 fn is_invalid_data(error: &RedisError) -> bool {
-    let source = std::error::Error::source(error);
-    source
-        .and_then(|source| source.downcast_ref())
-        .is_some_and(|io: &io::Error| io.kind() == io::ErrorKind::InvalidData)
+    // The library keeps its cause in an `Arc`.
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    let cause = source.and_then(|source: &Arc<dyn std::error::Error + Send + Sync>| source.downcast_ref());
+    cause.is_some_and(|io: &io::Error| io.kind() == io::ErrorKind::InvalidData)
 }

@@ -148,8 +148,16 @@ end
 
 function bucket.back(limit, state, cost, at)
   local refilled, rest = scale(now - at, limit.units, limit.per)
-  local back = math.max(0, cost - refilled - (rest > 0 and 1 or 0))
-  state.tokens = math.min(limit.capacity, state.tokens + back)
+  local fraction, borrow = state.fraction - rest, 0
+  if fraction < 0 then
+    fraction, borrow = fraction + limit.per, 1
+  end
+  if refilled < cost then
+    state.tokens, state.fraction = state.tokens + cost - refilled - borrow, fraction
+  end
+  if state.tokens >= limit.capacity then
+    state.tokens, state.fraction = limit.capacity, 0
+  end
 end
 
 function bucket.left(_, state)

@@ -3,7 +3,7 @@
 //! The library is told never to send a command again, since a connection that drops may have delivered it. Only what
 //! a node refused without running it is sent again, here.
 
-use crate::store::fault::Fault;
+use crate::store::fault::{Fault, FaultKind};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo, SingleNodeRoutingInfo};
@@ -50,12 +50,12 @@ impl Cluster {
     }
 
     /// Runs the command that `command` makes, on the node that has its key. Given true, it must carry the script itself.
-    pub async fn run<T: FromRedisValue>(&self, command: impl Fn(bool) -> Cmd) -> RedisResult<T> {
+    pub async fn run<T: FromRedisValue>(&self, command: impl Fn(bool) -> Cmd) -> Result<T, Fault> {
         let (mut with_script, mut asked) = (false, None);
         let mut attempt = 1;
         loop {
             let error = match self.send(command(with_script), asked.take()).await {
-                Ok(value) => return Ok(redis::from_redis_value(value)?),
+                Ok(value) => return redis::from_redis_value(value).map_err(|error| RedisError::from(error).into()),
                 Err(error) => error,
             };
             // Each of these was refused before it ran.
@@ -65,10 +65,10 @@ impl Cluster {
                 ErrorKind::Server(ServerErrorKind::Moved) => {}
                 ErrorKind::Server(ServerErrorKind::Ask) => asked = node(&error),
                 ErrorKind::Server(ServerErrorKind::TryAgain) => sleep(MOVING).await,
-                _ => return Err(error),
+                _ => return Err(error.into()),
             }
             if attempt == ATTEMPTS {
-                return Err(error);
+                return Err(lost(error));
             }
             attempt += 1;
         }
@@ -99,6 +99,15 @@ impl Cluster {
     /// Why new connections are not made, if they are not: the kept ones do not tell.
     pub async fn diagnose(&self) -> Result<(), Fault> {
         self.client.get_async_connection().await.map(drop).map_err(Fault::from)
+    }
+}
+
+/// After all attempts.
+fn lost(error: RedisError) -> Fault {
+    match error.kind() {
+        // All nodes name one that nobody can be led to: it is gone, and has no successor yet.
+        ErrorKind::Server(ServerErrorKind::Moved) => Fault::new(FaultKind::Unreachable, error.to_string()),
+        _ => error.into(),
     }
 }
 

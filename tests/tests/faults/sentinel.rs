@@ -1,0 +1,51 @@
+//! A master, its replica and the sentinels that watch them.
+
+use super::*;
+use tollgate_tests::Sentinels;
+
+#[tokio::test]
+async fn when_the_master_dies_the_replica_goes_on_with_what_it_has() {
+    let mut all = Sentinels::start().await;
+    let spender = Spender::over(&all.url(), &[]).await;
+    for left in (90..100).rev() {
+        assert_eq!(spender.recovers(1).await, left);
+    }
+    let copies: u64 = all.master.run("WAIT 1 5000").await;
+    assert_eq!(copies, 1);
+    // One sentinel that does not answer holds nobody up.
+    all.freeze_one();
+    all.master.process.kill();
+    spender.fails_by(1, "unreachable").await;
+    assert_eq!(spender.recovers(1).await, 89);
+    let role: redis::Value = all.replica.run("ROLE").await;
+    assert!(format!("{role:?}").contains("master"), "{role:?}");
+}
+
+#[tokio::test]
+async fn a_master_that_freezes_is_left_for_the_new_one() {
+    let all = Sentinels::start().await;
+    let spender = Spender::over(&all.url(), &[]).await;
+    assert_eq!(spender.recovers(1).await, 99);
+    let copies: u64 = all.master.run("WAIT 1 5000").await;
+    assert_eq!(copies, 1);
+    all.master.process.freeze();
+    spender.fails_by(1, "timeout").await;
+    assert_eq!(spender.recovers(1).await, 98);
+}
+
+#[tokio::test]
+async fn a_planned_failover_is_followed() {
+    let all = Sentinels::start().await;
+    let spender = Spender::over(&all.url(), &[]).await;
+    assert_eq!(spender.recovers(1).await, 99);
+    let copies: u64 = all.master.run("WAIT 1 5000").await;
+    assert_eq!(copies, 1);
+    all.failover().await;
+    eventually("the old master is a replica", async || {
+        let info: String = all.master.run("INFO replication").await;
+        if info.contains("role:slave") { Ok(()) } else { Err(info) }
+    })
+    .await;
+    assert!(spender.recovers(1).await <= 98);
+    assert_eq!(all.replica.keys().await.len(), 1);
+}
