@@ -17,10 +17,15 @@ const SHIPPED: &str = include_str!("../../../src/server/src/store/limits.lua");
 const CLOCK: &str = "local clock = redis.call('TIME')\nlocal now = clock[1] * 1000000 + clock[2]\n";
 
 /// Small, repeatable, and good enough to choose test cases.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// The same numbers for the same seed.
+    pub fn new(seed: u64) -> Self {
+        Self(0x2026_1202 + seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -28,7 +33,7 @@ impl Random {
     }
 
     /// Between 1 and `most`: small as often as large, and often at a bound.
-    fn upto(&mut self, most: u64) -> u64 {
+    pub fn upto(&mut self, most: u64) -> u64 {
         match self.next() % 8 {
             0 => 1,
             1 => most,
@@ -100,7 +105,12 @@ fn step(limit: &Limit, stored: &mut Option<State>, cost: Tokens, now: Micros) ->
     })
 }
 
-/// The script as shipped, but for its clock.
+/// The script as shipped, but for its clock, which is its last argument.
+pub fn script() -> Script {
+    assert_eq!(SHIPPED.matches(CLOCK).count(), 1, "the script's clock");
+    Script::new(&SHIPPED.replace(CLOCK, "local now = tonumber(table.remove(ARGV))\n"))
+}
+
 struct Shipped {
     script: Script,
     connection: MultiplexedConnection,
@@ -109,13 +119,8 @@ struct Shipped {
 
 impl Shipped {
     async fn start() -> Self {
-        assert_eq!(SHIPPED.matches(CLOCK).count(), 1, "the script's clock");
         let redis = Redis::start().await;
-        Self {
-            script: Script::new(&SHIPPED.replace(CLOCK, "local now = tonumber(table.remove(ARGV))\n")),
-            connection: redis.connect().await,
-            _redis: redis,
-        }
+        Self { script: script(), connection: redis.connect().await, _redis: redis }
     }
 
     async fn ask(
@@ -136,7 +141,7 @@ async fn agree(letter: char) {
     const KEYS: u64 = 1_500;
     const STEPS: u64 = 12;
     let mut shipped = Shipped::start().await;
-    let mut random = Random(0x2026_1202 + u64::from(u32::from(letter)));
+    let mut random = Random::new(u64::from(u32::from(letter)));
     let mut verdicts = [0; 3];
     for key in 0..KEYS {
         let (mut limit, mut numbers) = random.limit(letter);
@@ -212,7 +217,7 @@ async fn the_script_and_the_core_agree_on_calendar_windows() {
     const KEYS: u64 = 1_500;
     const STEPS: u64 = 16;
     let mut shipped = Shipped::start().await;
-    let mut random = Random(0x2026_1202);
+    let mut random = Random::new(0);
     let calendars = calendars();
     let (mut verdicts, mut outside, mut changes) = ([0; 3], 0, 0);
     for key in 0..KEYS {

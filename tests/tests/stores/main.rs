@@ -1,6 +1,7 @@
 //! One suite over every store, and the script against the core's own arithmetic.
 
 mod arithmetic;
+mod giving_back;
 
 use jiff::tz::TimeZoneDatabase;
 use jiff::{Timestamp, ToSpan};
@@ -429,7 +430,7 @@ async fn every_kind_of_key_in_redis_expires() {
 #[tokio::test]
 async fn a_calendar_window_in_redis_expires_at_its_boundary() {
     let store = Store::redis().await;
-    let mut connection = store.redis.as_ref().expect("Redis").connect().await;
+    let mut connection = store.server().connect().await;
     for (name, (unit, zone)) in [("day", "Europe/Berlin"), ("month", "Pacific/Kiritimati")].iter().enumerate() {
         assert!(is_admitted(&store.one(&[calendar_charge(name as u64, 1, unit, zone)]).await));
         let key = format!("tollgate:{{{name:032x}}}:p:{name:032x}");
