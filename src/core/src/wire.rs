@@ -9,7 +9,9 @@ use crate::limit::{
     ZoneName,
 };
 use crate::units::{MAX_PERIOD, MAX_TOKENS, Micros, RefillRate, Tokens};
+use serde::de::{self, Deserializer, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
+use std::fmt::{self, Formatter};
 
 /// Where decisions are asked for.
 pub const ADMIT_PATH: &str = "/v1/admit";
@@ -43,7 +45,7 @@ pub struct AdmitRequest {
 pub struct DecisionRequest {
     /// Names this decision, so that sending it again is harmless: for [`REMEMBERED`] after it was admitted, the same
     /// charges with the same id are admitted again without being made again. Without an id, each sending is a decision.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub id: Option<DecisionId>,
     /// 1 to [`MAX_CHARGES`] of them.
     pub charges: Vec<ChargeRequest>,
@@ -72,15 +74,15 @@ struct RawCharge {
     key: Digest,
     group: Digest,
     cost: Cost,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     token_bucket: Option<BucketSpec>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     gcra: Option<BucketSpec>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     fixed_window: Option<FixedSpec>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     sliding_window: Option<WindowSpec>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     sliding_log: Option<WindowSpec>,
 }
 
@@ -117,8 +119,13 @@ impl From<DecisionId> for String {
 
 /// A cost on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "u64", into = "u64")]
+#[serde(try_from = "Whole", into = "u64")]
 pub struct Cost(pub Tokens);
+
+/// A whole number, which JSON may also write as `5.0` or `5e0`: a value is an integer by what it is, not by how it is
+/// written (JSON Schema Core 2020-12, section 4.2.3; RFC 8259, section 6).
+#[derive(Clone, Copy, Serialize)]
+struct Whole(u64);
 
 /// The numbers of a token bucket or of a GCRA: `{"capacity":20,"refill":5,"per_us":1000000}`.
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -126,10 +133,11 @@ pub struct Cost(pub Tokens);
 struct BucketSpec(TokenBucket);
 
 #[derive(Serialize, Deserialize)]
+#[serde(expecting = "a map with the fields `capacity`, `refill` and `per_us`")]
 struct RawBucket {
-    capacity: u64,
-    refill: u64,
-    per_us: u64,
+    capacity: Whole,
+    refill: Whole,
+    per_us: Whole,
 }
 
 /// A fixed window: `{"capacity":100,"window_us":60000000}`, or
@@ -147,13 +155,14 @@ struct WindowSpec {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(expecting = "a map with the fields `capacity`, and `window_us` or `calendar`")]
 struct RawWindow {
-    capacity: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    window_us: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    capacity: Whole,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    window_us: Option<Whole>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     calendar: Option<CalendarUnit>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     time_zone: Option<ZoneName>,
 }
 
@@ -242,10 +251,49 @@ impl TryFrom<RawAnswer> for DecisionAnswer {
     }
 }
 
-impl TryFrom<u64> for Cost {
+/// A field that may be left out, and is not `null` when it is there.
+fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(value: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(value).map(Some)
+}
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(number: D) -> Result<Self, D::Error> {
+        number.deserialize_u64(WholeVisitor)
+    }
+}
+
+struct WholeVisitor;
+
+impl Visitor<'_> for WholeVisitor {
+    type Value = Whole;
+
+    fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number")
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Whole, E> {
+        Ok(Whole(number))
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Whole, E> {
+        Err(E::invalid_value(Unexpected::Signed(number), &self))
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Whole, E> {
+        /// Up to here a binary64 has every whole number, so that none stands for its neighbour. All bounds are below.
+        const EXACT: f64 = 9_007_199_254_740_992.0;
+        if number.fract() == 0.0 && (0.0..=EXACT).contains(&number) {
+            Ok(Whole(number as u64))
+        } else {
+            Err(E::invalid_value(Unexpected::Float(number), &self))
+        }
+    }
+}
+
+impl TryFrom<Whole> for Cost {
     type Error = String;
 
-    fn try_from(count: u64) -> Result<Self, String> {
+    fn try_from(count: Whole) -> Result<Self, String> {
         tokens(count).map(Self)
     }
 }
@@ -262,7 +310,7 @@ impl TryFrom<RawBucket> for BucketSpec {
     fn try_from(raw: RawBucket) -> Result<Self, String> {
         let capacity = tokens(raw.capacity).map_err(|error| format!("capacity {error}"))?;
         let refill =
-            RefillRate::new(raw.refill, Micros::new(raw.per_us)).map_err(|error| format!("refill: {error}"))?;
+            RefillRate::new(raw.refill.0, Micros::new(raw.per_us.0)).map_err(|error| format!("refill: {error}"))?;
         Ok(Self(TokenBucket { capacity, refill }))
     }
 }
@@ -270,7 +318,7 @@ impl TryFrom<RawBucket> for BucketSpec {
 impl From<BucketSpec> for RawBucket {
     fn from(spec: BucketSpec) -> Self {
         let TokenBucket { capacity, refill } = spec.0;
-        Self { capacity: capacity.count(), refill: refill.tokens(), per_us: refill.period() }
+        Self { capacity: Whole(capacity.count()), refill: Whole(refill.tokens()), per_us: Whole(refill.period()) }
     }
 }
 
@@ -293,9 +341,9 @@ impl TryFrom<RawWindow> for FixedSpec {
 
 impl From<FixedSpec> for RawWindow {
     fn from(spec: FixedSpec) -> Self {
-        let raw = Self { capacity: spec.0.capacity.count(), window_us: None, calendar: None, time_zone: None };
+        let raw = Self { capacity: Whole(spec.0.capacity.count()), window_us: None, calendar: None, time_zone: None };
         match spec.0.window {
-            Window::Span(span) => Self { window_us: Some(span.count()), ..raw },
+            Window::Span(span) => Self { window_us: Some(Whole(span.count())), ..raw },
             Window::Calendar(CalendarWindow { unit, zone, .. }) => {
                 Self { calendar: Some(unit), time_zone: Some(zone), ..raw }
             }
@@ -317,8 +365,8 @@ impl TryFrom<RawWindow> for WindowSpec {
 
 impl From<WindowSpec> for RawWindow {
     fn from(spec: WindowSpec) -> Self {
-        let window_us = Some(spec.window.count());
-        Self { capacity: spec.capacity.count(), window_us, calendar: None, time_zone: None }
+        let window_us = Some(Whole(spec.window.count()));
+        Self { capacity: Whole(spec.capacity.count()), window_us, calendar: None, time_zone: None }
     }
 }
 
@@ -328,7 +376,7 @@ impl RawWindow {
     }
 }
 
-fn span_of(window_us: u64) -> Result<Micros, String> {
+fn span_of(Whole(window_us): Whole) -> Result<Micros, String> {
     if (1..=MAX_PERIOD).contains(&window_us) {
         return Ok(Micros::new(window_us));
     }
@@ -397,7 +445,7 @@ impl From<ChargeRequest> for RawCharge {
     }
 }
 
-fn tokens(count: u64) -> Result<Tokens, String> {
+fn tokens(Whole(count): Whole) -> Result<Tokens, String> {
     Tokens::new(count).ok_or_else(|| format!("must be between 1 and {MAX_TOKENS}, is {count}"))
 }
 
@@ -485,6 +533,21 @@ mod tests {
     }
 
     #[test]
+    fn a_whole_number_may_be_written_with_a_fraction_or_an_exponent() {
+        for cost in ["5.0", "5e0", "0.5e1", "50E-1"] {
+            let charge: ChargeRequest = serde_json::from_str(&CHARGE.replace(":5,", &format!(":{cost},"))).unwrap();
+            assert_eq!((charge.cost.0.count(), charge.limit.capacity().count()), (5, 20), "{cost}");
+        }
+    }
+
+    #[test]
+    fn a_limit_that_is_null_is_not_left_out() {
+        let text = CHARGE.replace("\"cost\":5,", "\"cost\":5,\"gcra\":null,");
+        let error = serde_json::from_str::<ChargeRequest>(&text).unwrap_err().to_string();
+        assert!(error.starts_with("invalid type: null, expected a map with the fields `capacity`"), "{error}");
+    }
+
+    #[test]
     fn numbers_outside_their_bounds_are_refused_with_the_bound() {
         // F33
         for (from, to) in [
@@ -494,6 +557,9 @@ mod tests {
             ("\"cost\":5", "\"cost\":\"3\""),
             ("\"cost\":5", "\"cost\":99999999999999999999"),
             ("\"cost\":5", "\"cost\":1000000000000"),
+            ("\"cost\":5", "\"cost\":-0.0"),
+            ("\"cost\":5", "\"cost\":1e300"),
+            ("\"cost\":5", "\"cost\":9007199254740993.0"),
             ("\"cost\":5,", ""),
             ("\"capacity\":20", "\"capacity\":0"),
             ("\"refill\":5", "\"refill\":0"),
