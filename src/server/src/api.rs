@@ -3,7 +3,7 @@
 use crate::admit;
 use crate::auth::BearerTokens;
 use crate::metrics::{self, Metrics, Stage};
-use crate::openapi;
+use crate::openapi::Document;
 use crate::readiness::Readiness;
 use crate::refusal::{Reason, Refusal, problem};
 use crate::store::Store;
@@ -65,11 +65,12 @@ impl Endpoint {
 }
 
 pub fn router(endpoint: Arc<Endpoint>) -> Router {
+    let document = Document::new(endpoint.tokens.is_some());
     // Whoever probes for health has no token, and learns nothing but that; the description is public.
     let open = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .route("/openapi.json", get(openapi::document));
+        .route("/openapi.json", get(async || document.answer()));
     let closed = Router::new()
         .route(ADMIT_PATH, post(admit))
         .route("/metrics", get(metrics_page))

@@ -277,6 +277,21 @@ async fn the_statuses_of_every_path_are_those_of_the_router() {
 }
 
 #[test]
+fn where_there_are_tokens_it_asks_for_one() {
+    let [without, with] =
+        [false, true].map(|tokens| serde_json::from_slice::<Value>(&Document::new(tokens).0).unwrap());
+    for (path, method, asked) in
+        [(ADMIT_PATH, "post", true), ("/metrics", "get", true), ("/healthz", "get", false), ("/readyz", "get", false)]
+    {
+        let security = |document: &Value| document["paths"][path][method]["security"].clone();
+        let [token, nothing] = [json!({"bearer": []}), json!({})];
+        assert_eq!(security(&with), if asked { json!([token]) } else { json!([]) }, "{path}");
+        assert_eq!(security(&without), if asked { json!([token, nothing]) } else { json!([]) }, "{path}");
+    }
+    assert_eq!(with["components"], without["components"]);
+}
+
+#[test]
 fn it_is_of_this_version() {
     assert_eq!(document_value()["info"]["version"], env!("CARGO_PKG_VERSION"));
 }
