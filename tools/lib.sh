@@ -52,5 +52,5 @@ build_all() {
 
 # The test harness finds everything by these; all of them are absolute.
 export_test_env() {
-    export TOLLGATE_BIN=$SERVER TOLLGATE_WASM=$FILTER ENVOY_BIN REDIS_SERVER_BIN
+    export TOLLGATE_BIN=$SERVER TOLLGATE_WASM=$FILTER ENVOY_BIN REDIS_SERVER_BIN SCHEMATHESIS_PYTHON
 }

@@ -20,6 +20,7 @@ pub use redis::{Redis, RedisCluster, Sentinels};
 pub use upstream::Upstream;
 
 use serde_json::{Value, json};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -41,6 +42,12 @@ fn tool(variable: &str) -> PathBuf {
         Some(path) => path.into(),
         None => panic!("{variable} is not set: run `make test`, which builds and finds what the tests need"),
     }
+}
+
+/// Says that a test cannot run here, so that `make test` counts it as skipped. Not by `eprintln!`, which the test harness
+/// hides.
+pub fn skip(test: &str, reason: &str) {
+    writeln!(std::io::stderr(), "SKIPPED: {test}: {reason}").expect("standard error");
 }
 
 /// Tries until it works, for at most ten seconds.
