@@ -9,8 +9,9 @@ use crate::limit::{
     ZoneName,
 };
 use crate::units::{MAX_PERIOD, MAX_TOKENS, Micros, RefillRate, Tokens};
-use serde::de::{self, Deserializer, Unexpected, Visitor};
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserializer, MapAccess, Unexpected, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::{self, Formatter};
 
 /// Where decisions are asked for.
@@ -33,7 +34,7 @@ pub const MAX_BODY: usize = 2 * 1024 * 1024;
 
 /// A batch of decisions to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(expecting = "a map with the field `decisions`")]
+#[serde(remote = "Self")]
 pub struct AdmitRequest {
     /// 1 to [`MAX_DECISIONS`] of them.
     pub decisions: Vec<DecisionRequest>,
@@ -41,7 +42,7 @@ pub struct AdmitRequest {
 
 /// Charges of which all are made or none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(expecting = "a map with the field `charges`")]
+#[serde(remote = "Self")]
 pub struct DecisionRequest {
     /// Names this decision, so that sending it again is harmless: for [`REMEMBERED`] after it was admitted, the same
     /// charges with the same id are admitted again without being made again. Without an id, each sending is a decision.
@@ -69,6 +70,7 @@ pub struct ChargeRequest {
 
 /// A charge as it is written: exactly one of the limits.
 #[derive(Serialize, Deserialize)]
+#[serde(remote = "Self")]
 struct RawCharge {
     policy: String,
     key: Digest,
@@ -133,7 +135,7 @@ struct Whole(u64);
 struct BucketSpec(TokenBucket);
 
 #[derive(Serialize, Deserialize)]
-#[serde(expecting = "a map with the fields `capacity`, `refill` and `per_us`")]
+#[serde(remote = "Self")]
 struct RawBucket {
     capacity: Whole,
     refill: Whole,
@@ -155,7 +157,7 @@ struct WindowSpec {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(expecting = "a map with the fields `capacity`, and `window_us` or `calendar`")]
+#[serde(remote = "Self")]
 struct RawWindow {
     capacity: Whole,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -168,6 +170,7 @@ struct RawWindow {
 
 /// One result for each decision, in the order they were asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct AdmitAnswer {
     /// As many as there were decisions.
     pub decisions: Vec<DecisionAnswer>,
@@ -187,6 +190,7 @@ pub enum DecisionAnswer {
 
 /// Read as a struct, so that fields that are not known yet are ignored.
 #[derive(Deserialize)]
+#[serde(remote = "Self")]
 struct RawAnswer {
     admitted: Option<Vec<Admitted>>,
     denied: Option<Vec<Denied>>,
@@ -195,6 +199,7 @@ struct RawAnswer {
 
 /// What a bucket has left after a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct Admitted {
     /// Whole units.
     pub remaining: u64,
@@ -202,6 +207,7 @@ pub struct Admitted {
 
 /// What one bucket says to a request that was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct Denied {
     /// Whole units.
     pub remaining: u64,
@@ -445,6 +451,58 @@ impl From<ChargeRequest> for RawCharge {
     }
 }
 
+/// What is written as an object is read from an object alone. A derived reader also takes an array of the fields'
+/// values: a second form, which nobody described and every later field would change. What is expected is said for
+/// errors.
+macro_rules! read_from_objects {
+    ($($name:ident: $expected:literal,)*) => {$(
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+                struct Object;
+
+                impl<'de> Visitor<'de> for Object {
+                    type Value = $name;
+
+                    fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+                        f.write_str($expected)
+                    }
+
+                    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<$name, A::Error> {
+                        $name::deserialize(MapAccessDeserializer::new(map))
+                    }
+                }
+
+                value.deserialize_map(Object)
+            }
+        }
+    )*};
+}
+
+read_from_objects! {
+    AdmitRequest: "a map with the field `decisions`",
+    DecisionRequest: "a map with the field `charges`",
+    RawCharge: "a map with the fields `policy`, `key`, `group`, `cost` and a limit",
+    RawBucket: "a map with the fields `capacity`, `refill` and `per_us`",
+    RawWindow: "a map with the fields `capacity`, and `window_us` or `calendar`",
+    AdmitAnswer: "a map with the field `decisions`",
+    RawAnswer: "a map with one of the fields `admitted`, `denied` and `failed`",
+    Admitted: "a map with the field `remaining`",
+    Denied: "a map with the field `remaining`",
+}
+
+/// `remote`, by which the readers above reach the derived ones, is for both directions.
+macro_rules! write_as_derived {
+    ($($name:ident)*) => {$(
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                Self::serialize(self, to)
+            }
+        }
+    )*};
+}
+
+write_as_derived! { AdmitRequest DecisionRequest RawCharge RawBucket RawWindow AdmitAnswer Admitted Denied }
+
 fn tokens(Whole(count): Whole) -> Result<Tokens, String> {
     Tokens::new(count).ok_or_else(|| format!("must be between 1 and {MAX_TOKENS}, is {count}"))
 }
@@ -541,6 +599,25 @@ mod tests {
     }
 
     #[test]
+    fn values_without_their_names_are_no_request() {
+        let whole = format!(r#"{{"decisions":[{{"charges":[{CHARGE}]}}]}}"#);
+        assert!(serde_json::from_str::<AdmitRequest>(&whole).is_ok());
+        let digest = "0".repeat(32);
+        let bucket = r#"{"capacity":20,"refill":5,"per_us":1000000}"#;
+        for (from, to) in [
+            (&*whole, format!("[[{{\"charges\":[{CHARGE}]}}]]")),
+            (&whole, format!("{{\"decisions\":[[[{CHARGE}]]]}}")),
+            (CHARGE, format!(r#"["p","{digest}","{digest}",5,{bucket}]"#)),
+            (bucket, "[20,5,1000000]".into()),
+        ] {
+            let text = whole.replace(from, &to);
+            assert_ne!(text, whole);
+            let error = serde_json::from_str::<AdmitRequest>(&text).unwrap_err().to_string();
+            assert!(error.starts_with("invalid type: sequence, expected a map with the field"), "{text}: {error}");
+        }
+    }
+
+    #[test]
     fn a_limit_that_is_null_is_not_left_out() {
         let text = CHARGE.replace("\"cost\":5,", "\"cost\":5,\"gcra\":null,");
         let error = serde_json::from_str::<ChargeRequest>(&text).unwrap_err().to_string();
@@ -588,6 +665,10 @@ mod tests {
             r#"{"decisions":[{"admitted":[{"remaining":1}]}]"#,
             "<html>",
             r#"{"decisions":[true]}"#,
+            r#"[[]]"#,
+            r#"{"decisions":[[[{"remaining":1}],null,null]]}"#,
+            r#"{"decisions":[{"admitted":[[1]]}]}"#,
+            r#"{"decisions":[{"denied":[[1,null]]}]}"#,
         ] {
             assert!(serde_json::from_str::<AdmitAnswer>(text).is_err(), "{text}");
         }

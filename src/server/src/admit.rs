@@ -44,3 +44,6 @@ fn check(request: &AdmitRequest) -> Result<(), String> {
 fn count(path: &str, count: usize, most: usize) -> Result<(), String> {
     if (1..=most).contains(&count) { Ok(()) } else { Err(format!("{path}: must have 1 to {most} items, has {count}")) }
 }
+
+#[cfg(test)]
+mod tests;
