@@ -175,3 +175,16 @@ fn is_invalid_data(error: &RedisError) -> bool {
     let cause = source.and_then(|source: &Arc<dyn std::error::Error + Send + Sync>| source.downcast_ref());
     cause.is_some_and(|io: &io::Error| io.kind() == io::ErrorKind::InvalidData)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_script_refuses_is_of_a_kind() {
+        for (code, expected) in [("TOLLGATE", FaultKind::Malformed), ("TOLLGATE_CLOCK", FaultKind::ClockApart)] {
+            let error = redis::make_extension_error(code.into(), Some("why".into()));
+            assert_eq!(Fault::from(error).kind, expected);
+        }
+    }
+}
