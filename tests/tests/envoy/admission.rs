@@ -1,10 +1,13 @@
 //! How much is admitted.
 
 use crate::{admitted, stack};
+use jiff::Timestamp;
+use jiff::tz::TimeZoneDatabase;
 use reqwest::Method;
 use serde_json::json;
 use std::net::TcpListener;
 use std::process::Command;
+use std::time::Duration;
 use tollgate_tests::{
     Client, Endpoint, EnvoyBuilder, NEVER, Process, Redis, Upstream, burst, config, eventually, global, local,
 };
@@ -80,6 +83,31 @@ async fn a_route_class_that_costs_five_spends_five() {
     assert_eq!(admitted(&burst(50, 4, |_| client.get("/healthz")).await), 50);
     assert_eq!(client.get("/healthz/../a").await.status, 429);
     assert_eq!(envoy.count("outcome.exempt").await, 50);
+    envoy.assert_sound();
+}
+
+#[tokio::test]
+async fn a_day_of_the_local_calendar_ends_when_retry_after_says() {
+    let zone = TimeZoneDatabase::bundled().get("Pacific/Kiritimati").expect("a time zone");
+    let policy = |zone: &str| {
+        let mut policy = global("per-day", 3, NEVER, json!("closed"));
+        policy["limit"] = json!({"fixed_window": {"capacity": 3, "window": "day", "time_zone": zone}});
+        config(&[policy])
+    };
+    let (mut envoy, endpoint, upstream) = stack(policy("Pacific/Kiritimati")).await;
+    let client = envoy.client();
+    assert_eq!(admitted(&burst(5, 1, |_| client.get_as("alice")).await), 3);
+    let reply = client.get_as("alice").await;
+    let wait: i64 = reply.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
+    let ends = zone.to_datetime(Timestamp::now() + Duration::from_secs(wait.unsigned_abs()));
+    assert!(ends.hour() == 0 && ends.minute() == 0, "{ends} is not midnight");
+    envoy.assert_sound();
+
+    // Only the endpoint knows which zones there are.
+    let builder = EnvoyBuilder::new(policy("Pacific/Kiritimat"), upstream.address).endpoint(endpoint.address);
+    let mut envoy = builder.start().await;
+    assert_eq!(envoy.client().get_as("alice").await.status, 503);
+    assert_eq!(envoy.count("failure.status").await, 1);
     envoy.assert_sound();
 }
 
