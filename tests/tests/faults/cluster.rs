@@ -30,6 +30,28 @@ async fn when_a_node_dies_the_others_go_on_and_its_replica_takes_over() {
 }
 
 #[tokio::test]
+async fn a_cluster_that_has_lost_a_master_for_good_admits_nothing_until_it_is_back() {
+    // F40
+    let mut cluster = RedisCluster::start().await;
+    let spender = Spender::over(&cluster.url(), &[]).await;
+    let (gone, there) = (at(0), at(2));
+    assert_eq!(spender.recovers(gone).await, 99);
+    assert_eq!(spender.recovers(there).await, 99);
+    cluster.masters[0].process.kill();
+    spender.fails_by(gone, "unreachable").await;
+    // With a part missing the whole cluster stops, as Redis has it unless it is told otherwise.
+    eventually("the cluster is down", async || {
+        spender.spend(there).await;
+        if spender.faults("cluster_down").await > 0 { Ok(()) } else { Err(spender.metrics().await) }
+    })
+    .await;
+    spender.fails_by(there, "cluster_down").await;
+    cluster.masters[0].restart().await;
+    spender.recovers(there).await;
+    assert_eq!(spender.recovers(gone).await, 99, "it came back without its data");
+}
+
+#[tokio::test]
 async fn a_node_that_freezes_holds_up_nobody_else() {
     let cluster = RedisCluster::start().await;
     let spender = Spender::over(&cluster.url(), &[]).await;
@@ -113,6 +135,7 @@ async fn scripts_that_are_flushed_on_every_node_cost_no_decision() {
 
 #[tokio::test]
 async fn budgets_in_several_slots_are_spent_together_or_not_at_all() {
+    // F40, F46
     let cluster = RedisCluster::start().await;
     let spender = Spender::over(&cluster.url(), &[]).await;
     let (wide, narrow, last) = (at(0), at(1), at(2));

@@ -61,6 +61,7 @@ async fn a_reply_that_is_none_is_a_failure_and_never_an_admission() {
         ("master_down", b"-MASTERDOWN Link with MASTER is down\r\n"),
         ("cluster_down", b"-CLUSTERDOWN Hash slot not served\r\n"),
         ("moving", b"-MOVED 1 127.0.0.1:1\r\n"),
+        ("not_writable", b"-MISCONF Redis is configured to save RDB snapshots\r\n"),
         ("out_of_memory", b"-OOM command not allowed\r\n"),
         ("timeout", b"*3\r\n:0\r\n"),
         ("timeout", b""),

@@ -1,6 +1,7 @@
 //! One server: restarts, a replica by mistake, loading, out of memory, busy, slow.
 
 use super::*;
+use futures_util::future::join_all;
 use tollgate_tests::{Link, Redis};
 
 #[tokio::test]
@@ -50,6 +51,16 @@ async fn scripts_that_are_flushed_cost_no_decision() {
         redis.run::<()>("SCRIPT FLUSH").await;
         assert_eq!(spender.spend(1).await, Some(left));
     }
+    // Again and again while many ask.
+    let flushes = async {
+        for _ in 0..100 {
+            redis.run::<()>("SCRIPT FLUSH").await;
+        }
+    };
+    let (left, ()) = tokio::join!(join_all((0..40).map(|_| spender.spend(1))), flushes);
+    let mut left: Vec<u64> = left.into_iter().map(|left| left.expect("a decision")).collect();
+    left.sort_unstable();
+    assert_eq!(left, (10..50).collect::<Vec<u64>>());
 }
 
 #[tokio::test]
@@ -65,6 +76,7 @@ async fn a_server_that_becomes_a_replica_is_left() {
 
 #[tokio::test]
 async fn a_server_that_is_loading_is_waited_for() {
+    // F42
     let mut redis = Redis::start_with(&["--appendonly", "yes", "--key-load-delay", "1"]).await;
     let fill = "for key = 1, 40000 do redis.call('SET', key, 'x') end";
     redis::cmd("EVAL").arg(fill).arg(0).query_async::<()>(&mut redis.connect().await).await.expect("keys");
@@ -79,18 +91,41 @@ async fn a_server_that_is_loading_is_waited_for() {
 
 #[tokio::test]
 async fn a_server_without_memory_denies_nothing_and_admits_nothing() {
+    // F42
     let redis = Redis::start().await;
     let spender = Spender::over(&redis.url(), &[]).await;
     assert_eq!(spender.spend(1).await, Some(99));
+    let three = [charge(1), charge(2), charge(3)];
+    assert!(matches!(spender.ask(&three).await, DecisionAnswer::Admitted(_)));
+    let dump = async || {
+        let keys = redis.keys().await;
+        redis::cmd("MGET").arg(&keys).query_async::<Vec<String>>(&mut redis.connect().await).await.expect("values")
+    };
+    let before = dump().await;
     redis.run::<()>("CONFIG SET maxmemory 100kb").await;
     spender.fails_by(1, "out_of_memory").await;
-    spender.fails_by(2, "out_of_memory").await;
+    spender.fails_by(4, "out_of_memory").await;
+    assert!(matches!(spender.ask(&three).await, DecisionAnswer::Failed(_)));
+    assert_eq!(dump().await, before, "not one of them is written");
     redis.run::<()>("CONFIG SET maxmemory 0").await;
+    assert_eq!(spender.recovers(1).await, 97);
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_writes_for_want_of_replicas_is_waited_for() {
+    // F42
+    let redis = Redis::start().await;
+    let spender = Spender::over(&redis.url(), &[]).await;
+    assert_eq!(spender.spend(1).await, Some(99));
+    redis.run::<()>("CONFIG SET min-replicas-to-write 1").await;
+    spender.fails_by(1, "not_writable").await;
+    redis.run::<()>("CONFIG SET min-replicas-to-write 0").await;
     assert_eq!(spender.recovers(1).await, 98);
 }
 
 #[tokio::test]
 async fn a_server_that_is_busy_with_a_script_is_a_failure_until_it_is_free() {
+    // F42
     let redis = Redis::start_with(&["--busy-reply-threshold", "50"]).await;
     let spender = Spender::over(&redis.url(), &[]).await;
     assert_eq!(spender.spend(1).await, Some(99));
@@ -123,7 +158,6 @@ async fn a_server_that_is_slow_is_not_waited_for_and_the_breaker_opens() {
 
 #[tokio::test]
 async fn state_that_is_not_ours_is_never_a_full_bucket() {
-    // F40
     let redis = Redis::start().await;
     let spender = Spender::over(&redis.url(), &[]).await;
     assert_eq!(spender.spend(1).await, Some(99));

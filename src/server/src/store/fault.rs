@@ -62,6 +62,8 @@ kinds! {
     Moving = "moving" => StoreUnavailable,
     /// The server has no memory left and may not evict (which is how it should be).
     OutOfMemory = "out_of_memory" => StoreError,
+    /// The server takes no writes: it cannot save its data, or has fewer replicas than it should.
+    NotWritable = "not_writable" => StoreError,
     /// The server is running a script that does not end.
     Busy = "busy" => StoreError,
     /// What is stored under the key is no state of this limit.
@@ -143,6 +145,7 @@ fn kind(error: &RedisError) -> FaultKind {
     }
     match error.code() {
         Some("OOM") => return FaultKind::OutOfMemory,
+        Some("MISCONF" | "NOREPLICAS") => return FaultKind::NotWritable,
         Some("BUSY") => return FaultKind::Busy,
         Some("WRONGTYPE" | "TOLLGATE") => return FaultKind::Malformed,
         Some("TOLLGATE_CLOCK") => return FaultKind::ClockApart,
