@@ -84,8 +84,8 @@ async fn a_slot_that_moves_costs_no_decision() {
     from.run::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1])).await;
     // A key that is still there, and one that is new and so belongs to the other side: ASK.
     assert_eq!(spender.spend(name).await, Some(98));
-    assert_eq!(spender.ask(&[other.clone()]).await, admitted(99));
-    assert_eq!(spender.ask(&[other.clone()]).await, admitted(98));
+    assert_eq!(spender.ask(std::slice::from_ref(&other)).await, admitted(99));
+    assert_eq!(spender.ask(std::slice::from_ref(&other)).await, admitted(98));
     // Both at once are on neither side.
     let both = spender.ask(&[charge(name), other.clone()]).await;
     assert!(matches!(both, DecisionAnswer::Failed(_)), "{both:?}");
