@@ -86,10 +86,13 @@ impl Digest {
     /// Reads 32 hexadecimal digits.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
-        if text.len() != 2 * Self::LEN || !text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-            return None;
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        let pairs: &[[u8; 2]; Self::LEN] = pairs.try_into().ok()?;
+        let mut bytes = [0; Self::LEN];
+        for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+            *byte = (half(*high)? << 4) | half(*low)?;
         }
-        u128::from_str_radix(text, 16).ok().map(|number| Self(number.to_be_bytes()))
+        rest.is_empty().then_some(Self(bytes))
     }
 
     /// An even share of `count` for this digest.
@@ -97,6 +100,15 @@ impl Digest {
     pub fn share(&self, count: u32) -> u32 {
         let number = u128::from_le_bytes(self.0);
         number.checked_rem(u128::from(count)).and_then(|share| u32::try_from(share).ok()).unwrap_or(0)
+    }
+}
+
+/// What a hexadecimal digit stands for.
+const fn half(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit.wrapping_sub(b'0')),
+        b'a'..=b'f' => Some(digit.wrapping_sub(b'a').wrapping_add(10)),
+        _ => None,
     }
 }
 
@@ -120,8 +132,22 @@ impl serde::Serialize for Digest {
 
 impl<'de> serde::Deserialize<'de> for Digest {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <std::borrow::Cow<'_, str>>::deserialize(deserializer)?;
-        Self::from_hex(&text).ok_or_else(|| serde::de::Error::custom("must be 32 lower-case hexadecimal digits"))
+        deserializer.deserialize_str(HexVisitor)
+    }
+}
+
+/// Sees the text where it is: a `String` for each digest would be its own allocation.
+struct HexVisitor;
+
+impl serde::de::Visitor<'_> for HexVisitor {
+    type Value = Digest;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Digest, E> {
+        Digest::from_hex(text).ok_or_else(|| E::custom("must be 32 lower-case hexadecimal digits"))
     }
 }
 
