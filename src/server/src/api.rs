@@ -10,9 +10,9 @@ use crate::store::Store;
 use crate::throttle::Throttle;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tollgate_core::wire::{ADMIT_PATH, MAX_BODY};
+use tower::util::MapResponse;
 use tracing::warn;
 
 /// How long a body may take to arrive. A proxy sends it with its head; whoever trickles holds a place.
@@ -64,17 +65,22 @@ impl Endpoint {
     }
 }
 
-pub fn router(endpoint: Arc<Endpoint>) -> Router {
+/// Answers any request. Counting is around the router and not a layer in it, which would be boxed for each request.
+pub fn service(endpoint: Arc<Endpoint>) -> MapResponse<Router, impl FnOnce(Response) -> Response + Clone> {
+    MapResponse::new(router(Arc::clone(&endpoint)), move |response: Response| {
+        endpoint.metrics.replied(response.status());
+        response
+    })
+}
+
+fn router(endpoint: Arc<Endpoint>) -> Router {
     let document = Document::new(endpoint.tokens.is_some());
     // Whoever probes for health has no token, and learns nothing but that; the description is public.
     let open = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/openapi.json", get(async || document.answer()));
-    let closed = Router::new()
-        .route(ADMIT_PATH, post(admit))
-        .route("/metrics", get(metrics_page))
-        .route_layer(from_fn_with_state(Arc::clone(&endpoint), authenticate));
+    let closed = Router::new().route(ADMIT_PATH, post(admit)).route("/metrics", get(metrics_page));
     open.merge(closed)
         .fallback(|| async {
             problem(
@@ -85,24 +91,24 @@ pub fn router(endpoint: Arc<Endpoint>) -> Router {
         .method_not_allowed_fallback(|| async {
             problem(StatusCode::METHOD_NOT_ALLOWED, &format!("{ADMIT_PATH} takes POST, all other paths GET"))
         })
-        .layer(from_fn_with_state(Arc::clone(&endpoint), count))
         .with_state(endpoint)
 }
 
-async fn count(State(endpoint): State<Arc<Endpoint>>, request: Request, next: Next) -> Response {
-    let response = next.run(request).await;
-    endpoint.metrics.replied(response.status().as_u16());
-    response
-}
+/// A caller that may ask.
+struct Caller;
 
-async fn authenticate(State(endpoint): State<Arc<Endpoint>>, request: Request, next: Next) -> Response {
-    match &endpoint.tokens {
-        Some(tokens) if !tokens.admit(request.headers()) => endpoint.refuse(Refusal::Unauthorized),
-        _ => next.run(request).await,
+impl FromRequestParts<Arc<Endpoint>> for Caller {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, endpoint: &Arc<Endpoint>) -> Result<Self, Response> {
+        match &endpoint.tokens {
+            Some(tokens) if !tokens.admit(&parts.headers) => Err(endpoint.refuse(Refusal::Unauthorized)),
+            _ => Ok(Self),
+        }
     }
 }
 
-async fn admit(State(endpoint): State<Arc<Endpoint>>, request: Request) -> Response {
+async fn admit(_: Caller, State(endpoint): State<Arc<Endpoint>>, request: Request) -> Response {
     endpoint.admit(request.into_body()).await.unwrap_or_else(|refusal| endpoint.refuse(refusal))
 }
 
@@ -114,8 +120,7 @@ impl Endpoint {
         let body = read(body).await?;
         let arrived = Instant::now();
         let request = admit::parse(&body).map_err(Refusal::BadRequest)?;
-        self.metrics.took(Stage::Parse, arrived);
-        let parsed = Instant::now();
+        let parsed = self.metrics.took(Stage::Parse, arrived);
         let answer = self.store.admit(request).await;
         self.metrics.took(Stage::Store, parsed);
         self.metrics.answered(&answer);
@@ -147,7 +152,7 @@ impl Endpoint {
     }
 }
 
-async fn metrics_page(State(endpoint): State<Arc<Endpoint>>) -> Response {
+async fn metrics_page(_: Caller, State(endpoint): State<Arc<Endpoint>>) -> Response {
     let in_flight = endpoint.max_in_flight.saturating_sub(endpoint.places.available_permits());
     match endpoint.metrics.page(in_flight, endpoint.store.open_breakers()) {
         Ok(page) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),

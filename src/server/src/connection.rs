@@ -1,6 +1,6 @@
 //! One connection: HTTP/1.1 or HTTP/2, bounded in what it may send and in how long it may do nothing.
 
-use axum::Router;
+use axum::body::Body;
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper::{Request, Response};
@@ -65,19 +65,23 @@ pub enum End {
 
 /// Serves one connection until the other side ends it, it does nothing for too long, or `ending` becomes true and all
 /// its requests are answered.
-pub async fn serve(
+pub async fn serve<A>(
     builder: &auto::Builder<TokioExecutor>,
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
-    app: Router,
+    app: A,
     mut ending: watch::Receiver<bool>,
-) -> End {
+) -> End
+where
+    A: tower::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send + 'static>,
+    A: Clone + Send + 'static,
+{
     let activity = Arc::new(Activity::new());
     let app = TowerToHyperService::new(app);
     let service = service_fn(|request: Request<Incoming>| {
         let open = Open::begin(&activity);
         let answer = app.call(request);
         async move {
-            let answer: Result<Response<_>, Infallible> = answer.await;
+            let answer = answer.await;
             drop(open);
             answer
         }
@@ -185,6 +189,7 @@ impl Drop for Open {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::Router;
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
     use tokio::task::JoinHandle;

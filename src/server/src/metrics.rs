@@ -3,6 +3,7 @@
 
 use crate::refusal::Reason;
 use crate::store::Faults;
+use axum::http::StatusCode;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -31,8 +32,11 @@ type Label<V> = [(&'static str, V); 1];
 /// The series.
 pub struct Metrics {
     registry: Registry,
-    decisions: Family<Label<&'static str>, Counter>,
+    /// As [`OUTCOMES`].
+    decisions: [Counter; OUTCOMES.len()],
     requests: Family<Label<u16>, Counter>,
+    /// The one of `requests` that hardly anything else is counted in.
+    ok: Counter,
     refused: Family<Label<&'static str>, Counter>,
     parse: Histogram,
     store: Histogram,
@@ -62,11 +66,12 @@ impl Metrics {
 
         let decisions = Family::<Label<&'static str>, Counter>::default();
         registry.register("decisions", "Decisions that were asked for, by what became of them", decisions.clone());
-        OUTCOMES.iter().for_each(|outcome| drop(decisions.get_or_create(&[("outcome", *outcome)])));
+        let decisions = OUTCOMES.map(|outcome| decisions.get_or_create_owned(&[("outcome", outcome)]));
 
         let requests = Family::<Label<u16>, Counter>::default();
         registry.register("requests", "HTTP requests that were answered, by status", requests.clone());
         STATUSES.iter().for_each(|status| drop(requests.get_or_create(&[("code", *status)])));
+        let ok = requests.get_or_create_owned(&[("code", StatusCode::OK.as_u16())]);
 
         registry.register("store_errors", "Decisions that the store could not make, by kind", faults.series());
 
@@ -87,7 +92,7 @@ impl Metrics {
         registry.register("connections", "Connections that are open", connections.clone());
         let help = "Breakers on the store that are open: of one, or in a cluster of one for each group of slots";
         registry.register("store_open_breakers", help, open_breakers.clone());
-        Self { registry, decisions, requests, refused, parse, store, total, in_flight, connections, open_breakers }
+        Self { registry, decisions, requests, ok, refused, parse, store, total, in_flight, connections, open_breakers }
     }
 
     /// Counts what became of each decision.
@@ -96,14 +101,17 @@ impl Metrics {
         for decision in &answer.decisions {
             counts[outcome(decision)] += 1;
         }
-        for (outcome, count) in OUTCOMES.into_iter().zip(counts).filter(|(_, count)| *count > 0) {
-            self.decisions.get_or_create(&[("outcome", outcome)]).inc_by(count);
+        for (counter, count) in self.decisions.iter().zip(counts).filter(|(_, count)| *count > 0) {
+            counter.inc_by(count);
         }
     }
 
     /// Counts an HTTP answer.
-    pub fn replied(&self, status: u16) {
-        self.requests.get_or_create(&[("code", status)]).inc();
+    pub fn replied(&self, status: StatusCode) {
+        match status {
+            StatusCode::OK => self.ok.inc(),
+            other => self.requests.get_or_create(&[("code", other.as_u16())]).inc(),
+        };
     }
 
     /// Counts a request or a connection that was not taken.
@@ -111,14 +119,16 @@ impl Metrics {
         self.refused.get_or_create(&[("reason", reason.name())]).inc();
     }
 
-    /// Measures a stage that began then and ends now.
-    pub fn took(&self, stage: Stage, since: Instant) {
+    /// Measures a stage that began then and ends now, which it gives: the next stage begins.
+    pub fn took(&self, stage: Stage, since: Instant) -> Instant {
         let histogram = match stage {
             Stage::Parse => &self.parse,
             Stage::Store => &self.store,
             Stage::Total => &self.total,
         };
-        histogram.observe(since.elapsed().as_secs_f64());
+        let now = Instant::now();
+        histogram.observe(now.duration_since(since).as_secs_f64());
+        now
     }
 
     pub fn connections(&self, count: usize) {
@@ -196,8 +206,10 @@ mod tests {
         metrics.answered(&AdmitAnswer { decisions: vec![DecisionAnswer::Failed(Failure::StoreTimeout)] });
         FaultKind::ALL.iter().for_each(|kind| faults.count(*kind, 1));
         Reason::ALL.into_iter().for_each(|reason| metrics.refused(reason));
-        STATUSES.into_iter().for_each(|status| metrics.replied(status));
-        [Stage::Parse, Stage::Store, Stage::Total].into_iter().for_each(|stage| metrics.took(stage, Instant::now()));
+        STATUSES.into_iter().for_each(|status| metrics.replied(StatusCode::from_u16(status).unwrap()));
+        [Stage::Parse, Stage::Store, Stage::Total].into_iter().for_each(|stage| {
+            metrics.took(stage, Instant::now());
+        });
         assert_eq!(series(&metrics), before);
     }
 }

@@ -1,6 +1,6 @@
 //! Listening, and an orderly end.
 
-use crate::api::{Endpoint, router};
+use crate::api::{Endpoint, service};
 use crate::connection::{self, End};
 use crate::refusal::Reason;
 use crate::throttle::Throttle;
@@ -54,7 +54,7 @@ async fn accept(
     ending: &watch::Sender<bool>,
 ) {
     let builder = Arc::new(connection::builder());
-    let app = router(Arc::clone(endpoint));
+    let app = service(Arc::clone(endpoint));
     let refusals = Throttle::default();
     loop {
         let accepted = tokio::select! {

@@ -20,7 +20,7 @@ pub fn endpoint_over(store: &str, tokens: Option<&str>, places: usize) -> Arc<En
 }
 
 pub async fn send(endpoint: &Arc<Endpoint>, request: Request<Body>) -> Response {
-    router(Arc::clone(endpoint)).oneshot(request).await.unwrap()
+    service(Arc::clone(endpoint)).oneshot(request).await.unwrap()
 }
 
 pub async fn text(response: Response) -> String {
