@@ -72,7 +72,7 @@ impl Store {
     pub async fn admit(&self, mut request: AdmitRequest) -> AdmitAnswer {
         let decisions = match &self.kind {
             Kind::Memory(store) => {
-                let answers = store.admit(request.decisions);
+                let answers = store.admit(&mut request.decisions);
                 self.count(&answers);
                 answers
             }
@@ -137,8 +137,9 @@ impl Store {
 /// What a decision with an id is remembered by: the same id with other charges is another decision.
 fn remembered_as(decision: &DecisionRequest) -> Option<Digest> {
     static KEY: LazyLock<HashKey> = LazyLock::new(|| HashKey::new(b""));
+    let id = decision.id.as_ref()?;
     let mut digest = KEY.digest("decision id");
-    digest.part(decision.id.as_ref()?.as_bytes());
+    digest.part(id.as_bytes());
     digest.part(&serde_json::to_vec(&decision.charges).ok()?);
     Some(digest.finish())
 }
