@@ -5,7 +5,7 @@ use crate::auth::BearerTokens;
 use crate::metrics::{self, Metrics, Stage};
 use crate::openapi::Document;
 use crate::readiness::Readiness;
-use crate::refusal::{Reason, Refusal, problem};
+use crate::refusal::{Full, Refusal, problem};
 use crate::store::Store;
 use crate::throttle::Throttle;
 use axum::Router;
@@ -18,7 +18,7 @@ use axum::routing::{get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tollgate_core::wire::{ADMIT_PATH, MAX_BODY};
 use tower::util::MapResponse;
@@ -26,6 +26,12 @@ use tracing::warn;
 
 /// How long a body may take to arrive. A proxy sends it with its head; whoever trickles holds a place.
 const BODY_TIME: Duration = Duration::from_secs(5);
+
+/// A body up to this size may be read by whoever has a place. Envoy's are below it, up to some 250 charges.
+const SMALL: u64 = 64 * 1024;
+
+/// What the larger ones may have together: all places with bodies of the largest size would be gigabytes.
+const LARGE_BODIES: usize = 64 * 1024 * 1024;
 
 /// What all requests share.
 pub struct Endpoint {
@@ -35,6 +41,8 @@ pub struct Endpoint {
     max_in_flight: usize,
     /// One for each request that may be read and decided at once.
     places: Semaphore,
+    /// One for each byte of larger bodies.
+    large_bodies: Semaphore,
     metrics: Metrics,
     readiness: Readiness,
     strangers: Throttle,
@@ -49,6 +57,7 @@ impl Endpoint {
             tokens,
             max_in_flight,
             places: Semaphore::new(max_in_flight),
+            large_bodies: Semaphore::new(LARGE_BODIES),
             metrics,
             readiness: Readiness::default(),
             strangers: Throttle::default(),
@@ -115,7 +124,8 @@ async fn admit(_: Caller, State(endpoint): State<Arc<Endpoint>>, request: Reques
 impl Endpoint {
     async fn admit(&self, body: Body) -> Result<Response, Refusal> {
         // Before the body is read: what waits here would be decided when nobody waits for the answer any more.
-        let _place = self.places.try_acquire().map_err(|_| Refusal::Overload)?;
+        let _place = self.places.try_acquire().map_err(|_| Refusal::Overload(Full::Requests))?;
+        let _room = self.room(&body)?;
         let start = Instant::now();
         let body = read(body).await?;
         let arrived = Instant::now();
@@ -132,21 +142,36 @@ impl Endpoint {
         Ok(response)
     }
 
+    /// For a body that is not small. One that does not say how long it is may become as long as any.
+    fn room(&self, body: &Body) -> Result<Option<SemaphorePermit<'_>>, Refusal> {
+        let (size, most) = (body.size_hint(), MAX_BODY as u64);
+        if size.lower() > most {
+            return Err(Refusal::TooLarge);
+        }
+        match size.upper().unwrap_or(most).min(most) {
+            ..=SMALL => Ok(None),
+            large => self
+                .large_bodies
+                .try_acquire_many(u32::try_from(large).unwrap_or(u32::MAX))
+                .map(Some)
+                .map_err(|_| Refusal::Overload(Full::Bodies)),
+        }
+    }
+
     fn refuse(&self, refusal: Refusal) -> Response {
-        let reason = refusal.reason();
-        self.metrics.refused(reason);
-        match reason {
-            Reason::Unauthorized => {
+        self.metrics.refused(refusal.reason());
+        match refusal {
+            Refusal::Unauthorized => {
                 if let Some(held_back) = self.strangers.pass() {
                     warn!(held_back, "a caller without a valid token was refused");
                 }
             }
-            Reason::Overload => {
+            Refusal::Overload(full) => {
                 if let Some(held_back) = self.turned_away.pass() {
-                    warn!(held_back, "a request was refused: as many are being decided as may be (--max-in-flight)");
+                    warn!(held_back, "a request was refused: {full}");
                 }
             }
-            Reason::BadRequest | Reason::TooLarge | Reason::Timeout => {}
+            Refusal::BadRequest(_) | Refusal::TooLarge | Refusal::Timeout(_) => {}
         }
         refusal.into_response()
     }
@@ -161,9 +186,6 @@ async fn metrics_page(_: Caller, State(endpoint): State<Arc<Endpoint>>) -> Respo
 }
 
 async fn read(body: Body) -> Result<Bytes, Refusal> {
-    if body.size_hint().lower() > MAX_BODY as u64 {
-        return Err(Refusal::TooLarge);
-    }
     match timeout(BODY_TIME, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge),

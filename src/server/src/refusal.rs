@@ -8,8 +8,8 @@ use tollgate_core::wire::MAX_BODY;
 /// Why a request was not taken.
 #[derive(Debug)]
 pub enum Refusal {
-    /// As many requests are being decided as may be.
-    Overload,
+    /// As much is being read or decided as may be.
+    Overload(Full),
     /// No valid token.
     Unauthorized,
     /// What is wrong with it, and where.
@@ -18,6 +18,22 @@ pub enum Refusal {
     TooLarge,
     /// The body was not there in time.
     Timeout(Duration),
+}
+
+/// What there is no more room for.
+#[derive(Clone, Copy, Debug)]
+pub enum Full {
+    Requests,
+    Bodies,
+}
+
+impl std::fmt::Display for Full {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Requests => "as many requests are being decided as may be: --max-in-flight",
+            Self::Bodies => "as many large bodies are being read as may be: send smaller batches",
+        })
+    }
 }
 
 /// A [`Refusal`] as it is counted.
@@ -47,7 +63,7 @@ impl Reason {
 impl Refusal {
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Overload => Reason::Overload,
+            Self::Overload(_) => Reason::Overload,
             Self::Unauthorized => Reason::Unauthorized,
             Self::BadRequest(_) => Reason::BadRequest,
             Self::TooLarge => Reason::TooLarge,
@@ -59,14 +75,9 @@ impl Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         match self {
-            Self::Overload => with(
-                problem(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "as many requests are being decided as may be: --max-in-flight",
-                ),
-                header::RETRY_AFTER,
-                "1",
-            ),
+            Self::Overload(full) => {
+                with(problem(StatusCode::SERVICE_UNAVAILABLE, &full.to_string()), header::RETRY_AFTER, "1")
+            }
             Self::Unauthorized => with(
                 problem(
                     StatusCode::UNAUTHORIZED,

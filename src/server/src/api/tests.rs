@@ -170,6 +170,18 @@ impl HttpBody for Declared {
     }
 }
 
+/// A body that may be of any length, and never sends a byte.
+struct Undeclared;
+
+impl HttpBody for Undeclared {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Poll::Pending
+    }
+}
+
 fn endless() -> Body {
     Body::new(Declared(10))
 }
@@ -205,6 +217,28 @@ async fn a_request_too_many_is_refused_at_once_and_its_body_is_not_read() {
         assert_eq!(held.await.unwrap().status(), StatusCode::REQUEST_TIMEOUT);
     }
     assert_eq!(send(&endpoint, Request::post(ADMIT_PATH).body(REQUEST.into()).unwrap()).await.status(), StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_bodies_have_a_bound_together_and_small_ones_do_not_wait_for_them() {
+    let endpoint = endpoint_over("memory", None, 1000);
+    let ask = |body: Body| {
+        let endpoint = Arc::clone(&endpoint);
+        async move { send(&endpoint, Request::post(ADMIT_PATH).body(body).unwrap()).await }
+    };
+    let held: Vec<_> =
+        (0..LARGE_BODIES / MAX_BODY).map(|_| tokio::spawn(ask(Body::new(Declared(MAX_BODY as u64))))).collect();
+    tokio::task::yield_now().await;
+    for body in [Body::new(Declared(SMALL + 1)), Body::new(Undeclared)] {
+        let response = ask(body).await;
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        assert!(detail(response, StatusCode::SERVICE_UNAVAILABLE).await.contains("large bodies"));
+    }
+    assert_eq!(ask(REQUEST.into()).await.status(), StatusCode::OK);
+    for held in held {
+        assert_eq!(held.await.unwrap().status(), StatusCode::REQUEST_TIMEOUT);
+    }
+    assert_eq!(ask(Body::new(Declared(SMALL + 1))).await.status(), StatusCode::REQUEST_TIMEOUT, "there is room again");
 }
 
 #[tokio::test]
