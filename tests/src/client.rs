@@ -1,8 +1,11 @@
+use crate::load::key;
 use futures_util::stream::{self, StreamExt};
 use reqwest::header::HeaderMap;
 use reqwest::{Body, Method, RequestBuilder};
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use tollgate_core::wire::{ADMIT_PATH, MAX_DECISIONS};
 
 /// Sends requests to one proxy.
 #[derive(Clone)]
@@ -82,4 +85,22 @@ pub async fn burst<F: Future<Output = Reply>>(
     request: impl Fn(usize) -> F,
 ) -> Vec<Reply> {
     stream::iter(0..count).map(request).buffer_unordered(at_once).collect().await
+}
+
+/// Spends one unit from so many buckets of one limit, each with a key of its own.
+pub async fn spend_from(address: SocketAddr, buckets: usize, limit: &Value) {
+    let client = Client::new(address);
+    let decision = |number| {
+        let mut charge = json!({"policy": "per-key", "key": key(number), "group": "f".repeat(32), "cost": 1});
+        charge.as_object_mut().expect("a map").extend(limit.as_object().expect("a limit").clone());
+        json!({"charges": [charge]})
+    };
+    let batch = |number: usize| {
+        let keys = number * MAX_DECISIONS..buckets.min((number + 1) * MAX_DECISIONS);
+        let body = json!({"decisions": keys.map(decision).collect::<Vec<_>>()}).to_string();
+        send(client.request(Method::POST, ADMIT_PATH).body(body))
+    };
+    for reply in burst(buckets.div_ceil(MAX_DECISIONS), 4, batch).await {
+        assert!(reply.status == 200 && !reply.body.contains("failed"), "{}", reply.body);
+    }
 }

@@ -3,6 +3,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// A process that ends with the test that started it, also when the test is killed.
 pub struct Process {
@@ -39,6 +40,28 @@ impl Process {
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Bytes of memory that it occupies now.
+    pub fn resident(&self) -> u64 {
+        let status = self.proc("status");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+        1024 * line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of KiB")
+    }
+
+    /// Processor time that it has used, all threads together.
+    pub fn cpu_time(&self) -> Duration {
+        let stat = self.proc("stat");
+        // The program's name is in brackets and may hold anything; the 14th and 15th field are user and system time.
+        let fields: Vec<&str> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
+        let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number of ticks")).sum();
+        // SAFETY: sysconf only reads.
+        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        Duration::from_secs_f64(ticks as f64 / per_second as f64)
+    }
+
+    fn proc(&self, file: &str) -> String {
+        std::fs::read_to_string(format!("/proc/{}/{file}", self.pid())).expect("what the kernel knows of it")
     }
 
     /// SIGKILL, and gone when this returns.

@@ -1,4 +1,6 @@
 use crate::{Process, eventually, tool};
+use futures_util::StreamExt;
+use std::future::ready;
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 use std::time::Duration;
@@ -104,6 +106,32 @@ impl Redis {
             cmd.arg(word);
         }
         cmd.query_async(&mut self.try_connect().await?).await
+    }
+
+    /// The commands that reach it while `work` is done, with their arguments; what scripts call is not among them.
+    pub async fn sent_by(&self, work: impl Future<Output = ()>) -> Vec<Vec<String>> {
+        const LAST: &str = "that was all";
+        let client = redis::Client::open(self.url()).expect("a URL");
+        let mut monitor = client.get_async_monitor().await.expect("a connection");
+        work.await;
+        redis::cmd("ECHO").arg(LAST).query_async::<()>(&mut self.connect().await).await.expect("an echo");
+        let lines: Vec<String> =
+            monitor.on_message().take_while(|line: &String| ready(!line.contains(LAST))).collect().await;
+        // 1339518083.107412 [0 127.0.0.1:60866] "SET" "key" "value"
+        let commands = lines.iter().filter(|line| !line.contains(" lua] ")).filter_map(|line| line.split_once("] \""));
+        commands.map(|(_, parts)| parts.trim_end_matches('"').split("\" \"").map(str::to_owned).collect()).collect()
+    }
+
+    /// Bytes that its data and its own tables occupy.
+    pub async fn used_memory(&self) -> i64 {
+        let info: redis::InfoDict =
+            redis::cmd("INFO").arg("memory").query_async(&mut self.connect().await).await.expect("its memory");
+        info.get("used_memory").expect("a number of bytes")
+    }
+
+    /// Every key is gone.
+    pub async fn flush(&self) {
+        redis::cmd("FLUSHALL").query_async::<()>(&mut self.connect().await).await.expect("an empty server");
     }
 
     /// Every key, in order.

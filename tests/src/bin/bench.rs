@@ -4,15 +4,17 @@
 //! measured for a few seconds after a warm-up; the ratio is to the same Envoy without the filter.
 
 use serde_json::{Value, json};
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use std::time::Duration;
+use tollgate_tests::load::{Requests, busy};
 use tollgate_tests::{Endpoint, EnvoyBuilder, Redis, config, global, local};
 
 const WARM_UP: Duration = Duration::from_millis(500);
 const MEASURED: Duration = Duration::from_secs(4);
 const PLENTY: u64 = 999_999_999_999;
+const CALLERS: usize = 64;
+
+/// The upstream's body.
+const EXPECTED: &str = "benchmarked";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -36,51 +38,20 @@ async fn main() {
         ("one exact policy, memory", Some(exact.clone()), memory.address),
         ("one exact policy, Redis", Some(exact), on_redis.address),
     ];
+    let requests: Requests = (0..CALLERS)
+        .map(|number| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-api-key: caller-{number}\r\n\r\n").into_bytes())
+        .collect();
     println!("{:26} {:>11} {:>9} {:>9} {:>9} {:>6}", "", "connections", "req/s", "p50 µs", "p99 µs", "ratio");
     for connections in [1, 16, 64] {
         let mut base = None;
         for (name, policy, endpoint) in &rows {
             let envoy = EnvoyBuilder::benchmark(policy.clone()).endpoint(*endpoint).workers(1).start().await;
-            load(envoy.address, connections, WARM_UP).await;
-            let mut took = load(envoy.address, connections, MEASURED).await;
-            took.sort_unstable();
-            let rate = took.len() as f64 / MEASURED.as_secs_f64();
+            busy(envoy.address, connections, WARM_UP, &requests, EXPECTED).await;
+            let answers = busy(envoy.address, connections, MEASURED, &requests, EXPECTED).await;
+            let rate = answers.rate();
             let base = *base.get_or_insert(rate);
-            let at = |part: usize| took[(took.len() * part / 100).min(took.len() - 1)].as_micros();
-            println!("{name:26} {connections:>11} {rate:>9.0} {:>9} {:>9} {:>6.2}", at(50), at(99), rate / base);
+            let [p50, p99] = [50.0, 99.0].map(|percent| answers.percentile(percent).as_micros());
+            println!("{name:26} {connections:>11} {rate:>9.0} {p50:>9} {p99:>9} {:>6.2}", rate / base);
         }
     }
-}
-
-/// Keeps so many connections busy for a time; gives how long each request took.
-async fn load(address: SocketAddr, connections: usize, time: Duration) -> Vec<Duration> {
-    let end = Instant::now() + time;
-    let clients: Vec<_> = (0..connections).map(|number| tokio::spawn(client(address, number, end))).collect();
-    let mut all = Vec::new();
-    for client in clients {
-        all.extend(client.await.expect("a client that does not panic"));
-    }
-    all
-}
-
-async fn client(address: SocketAddr, number: usize, end: Instant) -> Vec<Duration> {
-    let mut stream = TcpStream::connect(address).await.expect("a connection");
-    stream.set_nodelay(true).expect("no delay");
-    let request = format!("GET / HTTP/1.1\r\nhost: bench\r\nx-api-key: caller-{number}\r\n\r\n");
-    let mut buffer = vec![0; 16 * 1024];
-    let mut took = Vec::new();
-    while Instant::now() < end {
-        let start = Instant::now();
-        stream.write_all(request.as_bytes()).await.expect("a request");
-        let mut read = 0;
-        // The reply's body is the word that ends it.
-        while !buffer[..read].ends_with(b"benchmarked") {
-            let count = stream.read(&mut buffer[read..]).await.expect("a reply");
-            assert!(count > 0, "the connection ended: {}", String::from_utf8_lossy(&buffer[..read]));
-            read += count;
-        }
-        assert!(buffer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&buffer[..read]));
-        took.push(start.elapsed());
-    }
-    took
 }

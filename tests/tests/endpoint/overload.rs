@@ -1,10 +1,12 @@
 use crate::{ask, decision, in_flight};
 use reqwest::Method;
+use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tollgate_tests::{Client, Endpoint, Redis, burst, eventually, send};
+use tollgate_tests::load::posts;
+use tollgate_tests::{Client, Endpoint, Link, Overload, Redis, burst, eventually, send, spend_from};
 
 /// What a processor that is shared with other tests may add to "at once".
 const AT_ONCE: Duration = Duration::from_millis(200);
@@ -106,5 +108,48 @@ async fn both_versions_of_http_are_spoken() {
         let replies =
             burst(300, 300, |_| send(client.request(Method::POST, "/v1/admit").body(decision().to_string()))).await;
         assert!(replies.iter().all(|reply| reply.status == 200));
+    }
+}
+
+/// `make bench-endpoint` does the same for 30 s, over a Redis that answers at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_twice_what_it_carries_it_answers_in_time_and_does_not_grow() {
+    const PLACES: usize = 64;
+    let redis = Redis::start().await;
+    // A store that takes its time bounds what is carried, and not the processor that other tests share.
+    let link = Link::to(redis.address, Duration::from_millis(20)).await;
+    let (store, places) = (format!("redis://{}", link.address), PLACES.to_string());
+    let limits = ["--store", &store, "--store-timeout", "5s", "--max-in-flight", &places];
+    let endpoint = Endpoint::start_with(&limits).await;
+
+    let mut decision = decision();
+    decision["decisions"][0]["charges"][0]["token_bucket"]["capacity"] = json!(999_999_999_999_u64);
+    let requests = posts("/v1/admit", [decision.to_string()].into_iter());
+    let overload = Overload::put(&endpoint, PLACES, Duration::from_secs(6), &requests).await;
+    let (decided, refused) = (overload.answers.with(200), overload.answers.with(503));
+    assert_eq!(decided.count() + refused.count(), overload.answers.count());
+    assert!(overload.answers.rate() > 1.5 * overload.carried, "{} sent", overload.answers.rate());
+    assert!(decided.rate() > 0.5 * overload.carried, "{} decided", decided.rate());
+    assert!(refused.percentile(99.0) < AT_ONCE, "{:?}", refused.percentile(99.0));
+    assert!(overload.grown < 4 << 20, "{} bytes", overload.grown);
+    assert!(overload.carries_again > 0.7 * overload.carried, "{} again", overload.carries_again);
+}
+
+#[tokio::test]
+async fn budgets_that_are_idle_are_forgotten_and_their_memory_is_given_back() {
+    const KEYS: usize = 200_000;
+    let endpoint = Endpoint::start("memory").await;
+    let rate = json!({"capacity": 1, "refill": 1, "per_us": 5_000_000});
+    let empty = endpoint.process.resident();
+    spend_from(endpoint.address, KEYS, &json!({"token_bucket": rate})).await;
+    let full = endpoint.process.resident();
+    assert!(full > empty + 64 * KEYS as u64, "from {empty} to {full} bytes");
+
+    // They are full after 5 s, and each part of the store is searched once in 16.
+    let start = Instant::now();
+    let given_back = || endpoint.process.resident() < empty + (full - empty) / 2;
+    while !given_back() {
+        assert!(start.elapsed() < Duration::from_secs(40), "{empty}, {full}, {} bytes", endpoint.process.resident());
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
