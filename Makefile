@@ -1,10 +1,10 @@
 # `make` lists what there is. Each target is a script in tools/ that can be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test fuzz bench lint fmt clean
+.PHONY: help setup build run test fuzz bench bench-endpoint lint fmt clean
 
 help: ## Lists these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Finds or gets the tools that the other targets need, and says where it may not
 	@tools/setup
@@ -23,8 +23,11 @@ test: ## Runs every test; the last line is the sum
 fuzz: ## Looks for input that breaks something (FUZZ_SECONDS=60, for each of six targets)
 	@tools/fuzz
 
-bench: ## Runs the benchmarks
+bench: ## Measures what the filter costs, beside Envoy without it
 	@tools/bench
+
+bench-endpoint: ## Measures the token endpoint: its speed, its memory, and twice what it can carry
+	@tools/bench-endpoint
 
 lint: ## Checks format, clippy and the shell scripts
 	@tools/lint

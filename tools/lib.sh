@@ -46,6 +46,10 @@ wasm_cargo() {
 # Builds what the end-to-end tests and `make run` start: the filter and the token endpoint.
 build_all() {
     "$ROOT/tools/build-filter"
+    build_server
+}
+
+build_server() {
     say "Building the token endpoint (one to three minutes the first time)."
     (cd "$ROOT" && CARGO_TARGET_DIR=$TARGET_DIR cargo build --release --package tollgate)
 }
