@@ -239,6 +239,8 @@ pub enum Failure {
     StoreError,
     /// The store is at its bound of keys.
     StoreFull,
+    /// A calendar window's time zone is none that the endpoint knows.
+    UnknownTimeZone,
     /// A reason that this version does not know.
     #[serde(other)]
     Unknown,

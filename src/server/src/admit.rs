@@ -1,7 +1,5 @@
 //! Reading `POST /v1/admit`: the form, and what the form alone cannot say.
 
-use crate::calendar;
-use tollgate_core::limit::{FixedWindow, Limit, Window};
 use tollgate_core::policy::is_name;
 use tollgate_core::wire::{AdmitRequest, ChargeRequest, MAX_CHARGES, MAX_DECISIONS};
 
@@ -32,10 +30,6 @@ fn check(request: &AdmitRequest) -> Result<(), String> {
         for (index, charge) in decision.charges.iter().enumerate() {
             if !is_name(&charge.policy) {
                 return Err(format!("{}[{index}].policy: must be 1 to 64 letters, digits, '_', '-' or '.'", path()));
-            }
-            if let Limit::FixedWindow(FixedWindow { window: Window::Calendar(window), .. }) = &charge.limit {
-                calendar::check(&window.zone)
-                    .map_err(|error| format!("{}[{index}].fixed_window.time_zone: {error}", path()))?;
             }
             // Both would be checked against the same balance, and one of them lost. There are few: comparing them is
             // cheaper than hashing them.

@@ -32,6 +32,14 @@ pub fn check(name: &ZoneName) -> Result<(), String> {
     })
 }
 
+/// What is wrong with the first time zone of this decision that there is not.
+pub fn refusal(decision: &DecisionRequest) -> Option<String> {
+    decision.charges.iter().find_map(|charge| match &charge.limit {
+        Limit::FixedWindow(FixedWindow { window: Window::Calendar(window), .. }) => check(&window.zone).err(),
+        _ => None,
+    })
+}
+
 /// Looks up the boundaries of all calendar windows, those around `now`.
 pub fn resolve(decisions: &mut [DecisionRequest], now: Micros) {
     for charge in decisions.iter_mut().flat_map(|decision| &mut decision.charges) {

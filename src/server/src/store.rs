@@ -11,12 +11,14 @@ pub use self::redis::{Access, Login};
 use self::memory::MemoryStore;
 use self::redis::{FORMS, RedisStore, RedisUrl};
 use crate::calendar;
+use crate::throttle::Throttle;
 use std::str::FromStr;
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 use tollgate_core::key::{Digest, HashKey};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{AdmitAnswer, AdmitRequest, DecisionAnswer, DecisionRequest, Failure};
+use tracing::warn;
 
 /// Which store to use, as written on the command line.
 #[derive(Clone)]
@@ -52,7 +54,7 @@ impl StoreUrl {
             Self::Memory => Kind::Memory(MemoryStore::new(keys)),
             Self::Redis(url) => Kind::Redis(RedisStore::open(url, access, timeout, faults.clone())?),
         };
-        Ok(Store { kind, faults })
+        Ok(Store { kind, faults, strange_zones: Throttle::default() })
     }
 }
 
@@ -60,6 +62,7 @@ impl StoreUrl {
 pub struct Store {
     kind: Kind,
     faults: Faults,
+    strange_zones: Throttle,
 }
 
 enum Kind {
@@ -70,7 +73,9 @@ enum Kind {
 impl Store {
     /// Decides each decision of the batch, all-or-nothing by itself.
     pub async fn admit(&self, mut request: AdmitRequest) -> AdmitAnswer {
-        let decisions = match &self.kind {
+        let strange = self.without_strange_zones(&mut request.decisions);
+        let mut decisions = match &self.kind {
+            _ if request.decisions.is_empty() => Vec::new(),
             Kind::Memory(store) => {
                 let answers = store.admit(&mut request.decisions);
                 self.count(&answers);
@@ -83,7 +88,30 @@ impl Store {
                 store.admit(&request.decisions).await
             }
         };
+        for index in strange {
+            decisions.insert(index, DecisionAnswer::Failed(Failure::UnknownTimeZone));
+        }
         AdmitAnswer { decisions }
+    }
+
+    /// Takes out the decisions in a time zone that there is not, and gives their places in ascending order. They fail by
+    /// themselves: the other decisions of a batch are those of other requests.
+    fn without_strange_zones(&self, decisions: &mut Vec<DecisionRequest>) -> Vec<usize> {
+        let mut strange = Vec::new();
+        let mut index = 0;
+        decisions.retain(|decision| {
+            let refusal = calendar::refusal(decision);
+            if let Some(error) = &refusal {
+                strange.push(index);
+                self.faults.count(FaultKind::UnknownTimeZone, 1);
+                if let Some(held_back) = self.strange_zones.pass() {
+                    warn!(error, held_back, "a decision failed: its calendar window is in no time zone");
+                }
+            }
+            index += 1;
+            refusal.is_none()
+        });
+        strange
     }
 
     /// What the memory store could not decide.

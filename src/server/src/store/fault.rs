@@ -74,6 +74,8 @@ kinds! {
     BadReply = "bad_reply" => StoreError,
     /// The memory store keeps as many keys as it may.
     Full = "full" => StoreFull,
+    /// A calendar window's time zone is none that is known here.
+    UnknownTimeZone = "unknown_time_zone" => UnknownTimeZone,
     /// Another error.
     Other = "other" => StoreError,
 }
