@@ -58,7 +58,8 @@ impl NormalPath {
     }
 }
 
-/// Undoes percent-encoding, but for the delimiters and `%`, which keep it, with upper-case hexadecimal digits.
+/// Undoes percent-encoding, but for the delimiters and `%`, which keep it, with upper-case hexadecimal digits. A `%` that
+/// encodes nothing stands for itself, and is encoded: with what is undone behind it, it could come to encode something.
 fn decode(raw: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(raw.len());
     let mut rest = raw;
@@ -74,6 +75,8 @@ fn decode(raw: &[u8]) -> Vec<u8> {
             } else {
                 out.push(decoded);
             }
+        } else if *byte == b'%' {
+            out.extend(b"%25");
         } else {
             out.push(*byte);
         }
@@ -220,6 +223,8 @@ mod tests {
             ("/v1/items:batch", "/v1/items%3Abatch"),
             ("/caf\u{e9}", "/caf%C3%a9"),
             ("/a b", "/a%20b"),
+            ("/100%", "/100%25"),
+            ("/%2%32", "/%252%32"),
             ("/a+b", "/a%2bb"),
             ("/%2F", "/%2f"),
             ("/a!$&'()*,=@", "/a%21%24%26%27%28%29%2a%2c%3d%40"),
