@@ -3,9 +3,8 @@
 // The server is a program and no library, and to instrument all that it is made of would take minutes: what reads
 // requests is taken out of it.
 #[path = "../../../src/server/src/admit.rs"]
+#[rustfmt::skip]
 pub mod admit;
-#[path = "../../../src/server/src/calendar.rs"]
-pub mod calendar;
 
 use std::sync::LazyLock;
 use tollgate_core::decision::{Decision, Outcome, Step};
@@ -67,7 +66,13 @@ impl Facts for Request<'_> {
 ///
 /// # Panics
 /// When the decision does not end, or asks the endpoint what that does not take.
-pub fn decide(set: &PolicySet, facts: &impl Facts, now: Micros, stored: Option<&[u8]>, answer: Option<&DecisionAnswer>) {
+pub fn decide(
+    set: &PolicySet,
+    facts: &impl Facts,
+    now: Micros,
+    stored: Option<&[u8]>,
+    answer: Option<&DecisionAnswer>,
+) {
     let mut decision = Decision::new(set.plan(facts), set);
     for _ in 0..10_000 {
         match decision.step(set, now) {
