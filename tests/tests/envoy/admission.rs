@@ -107,7 +107,7 @@ async fn a_day_of_the_local_calendar_ends_when_retry_after_says() {
     let builder = EnvoyBuilder::new(policy("Pacific/Kiritimat"), upstream.address).endpoint(endpoint.address);
     let mut envoy = builder.start().await;
     assert_eq!(envoy.client().get_as("alice").await.status, 503);
-    assert_eq!(envoy.count("failure.status").await, 1);
+    assert_eq!(envoy.count("failure.store").await, 1);
     envoy.assert_sound();
 }
 
