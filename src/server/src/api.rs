@@ -8,6 +8,7 @@ use crate::readiness::Readiness;
 use crate::refusal::{Full, Refusal, problem};
 use crate::store::Store;
 use crate::throttle::Throttle;
+use crate::traces::{RequestSpan, Traces};
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{FromRequestParts, Request, State};
@@ -45,6 +46,8 @@ pub struct Endpoint {
     large_bodies: Semaphore,
     metrics: Metrics,
     readiness: Readiness,
+    /// `None`: no collector is named.
+    traces: Option<Traces>,
     strangers: Throttle,
     turned_away: Throttle,
 }
@@ -60,9 +63,18 @@ impl Endpoint {
             large_bodies: Semaphore::new(LARGE_BODIES),
             metrics,
             readiness: Readiness::default(),
+            traces: None,
             strangers: Throttle::default(),
             turned_away: Throttle::default(),
         }
+    }
+
+    pub fn with_traces(self, traces: Option<Traces>) -> Self {
+        Self { traces, ..self }
+    }
+
+    pub fn traces(&self) -> Option<&Traces> {
+        self.traces.as_ref()
     }
 
     pub fn store(&self) -> &Store {
@@ -118,22 +130,34 @@ impl FromRequestParts<Arc<Endpoint>> for Caller {
 }
 
 async fn admit(_: Caller, State(endpoint): State<Arc<Endpoint>>, request: Request) -> Response {
-    endpoint.admit(request.into_body()).await.unwrap_or_else(|refusal| endpoint.refuse(refusal))
+    let mut span = endpoint.traces.as_ref().and_then(|traces| traces.begin(request.headers()));
+    let answer = endpoint.admit(request.into_body(), &mut span).await;
+    let response = answer.unwrap_or_else(|refusal| endpoint.refuse(refusal));
+    if let Some(span) = span {
+        span.replied(response.status());
+    }
+    response
 }
 
 impl Endpoint {
-    async fn admit(&self, body: Body) -> Result<Response, Refusal> {
+    async fn admit(&self, body: Body, span: &mut Option<RequestSpan>) -> Result<Response, Refusal> {
         // Before the body is read: what waits here would be decided when nobody waits for the answer any more.
         let _place = self.places.try_acquire().map_err(|_| Refusal::Overload(Full::Requests))?;
         let _room = self.room(&body)?;
         let start = Instant::now();
         let body = read(body).await?;
         let arrived = Instant::now();
+        passed(span, "read");
         let request = admit::parse(&body).map_err(Refusal::BadRequest)?;
         let parsed = self.metrics.took(Stage::Parse, arrived);
+        passed(span, "parse");
         let answer = self.store.admit(request).await;
         self.metrics.took(Stage::Store, parsed);
         self.metrics.answered(&answer);
+        if let Some(span) = span {
+            span.passed("store");
+            span.answered(&answer);
+        }
         let response = match serde_json::to_vec(&answer) {
             Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
             Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
@@ -174,6 +198,12 @@ impl Endpoint {
             Refusal::BadRequest(_) | Refusal::TooLarge | Refusal::Timeout(_) => {}
         }
         refusal.into_response()
+    }
+}
+
+fn passed(span: &mut Option<RequestSpan>, stage: &'static str) {
+    if let Some(span) = span {
+        span.passed(stage);
     }
 }
 

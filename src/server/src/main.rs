@@ -13,11 +13,13 @@ mod serve;
 mod settings;
 mod store;
 mod throttle;
+mod traces;
 
 use api::Endpoint;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use settings::{Secrets, ServeArgs, Settings};
 use std::process::ExitCode;
+use traces::Traces;
 
 /// Distributed rate limits for Envoy.
 #[derive(Parser)]
@@ -66,9 +68,14 @@ fn serve(settings: Settings) -> Result<(), String> {
     // The one that TLS uses, whatever else is linked in.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Runtime::new().map_err(|error| format!("the runtime does not start: {error}"))?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let store = settings.store.open(&settings.access, settings.store_timeout, settings.memory_keys)?;
         let endpoint = Endpoint::new(store, settings.tokens, settings.max_in_flight);
-        serve::serve(settings.listen, endpoint, settings.max_connections).await
-    })
+        let start = |collector| Traces::start(collector, settings.otlp_sample, endpoint.metrics().spans());
+        let traces = settings.otlp_endpoint.as_ref().map(start).transpose()?;
+        serve::serve(settings.listen, endpoint.with_traces(traces), settings.max_connections).await
+    });
+    // Without waiting for a name server that does not answer.
+    runtime.shutdown_background();
+    ended
 }

@@ -25,7 +25,8 @@ const BUCKETS: [f64; 15] =
 /// The statuses that the endpoint answers with.
 pub const STATUSES: [u16; 9] = [200, 400, 401, 404, 405, 408, 413, 500, 503];
 
-const OUTCOMES: [&str; 4] = ["admitted", "denied", "over_capacity", "failed"];
+/// What may become of a decision.
+pub const OUTCOMES: [&str; 4] = ["admitted", "denied", "over_capacity", "failed"];
 
 type Label<V> = [(&'static str, V); 1];
 
@@ -44,6 +45,14 @@ pub struct Metrics {
     in_flight: Gauge,
     connections: Gauge,
     open_breakers: Gauge,
+    spans: SpanCounts,
+}
+
+/// What became of the spans of requests.
+#[derive(Clone, Debug, Default)]
+pub struct SpanCounts {
+    pub sent: Counter,
+    pub dropped: Counter,
 }
 
 /// A part of a request's way.
@@ -92,7 +101,25 @@ impl Metrics {
         registry.register("connections", "Connections that are open", connections.clone());
         let help = "Breakers on the store that are open: of one, or in a cluster of one for each group of slots";
         registry.register("store_open_breakers", help, open_breakers.clone());
-        Self { registry, decisions, requests, ok, refused, parse, store, total, in_flight, connections, open_breakers }
+
+        let spans = Family::<Label<&'static str>, Counter>::default();
+        registry.register("spans", "Spans of requests, by whether the collector has taken them", spans.clone());
+        let [sent, dropped] = ["sent", "dropped"].map(|outcome| spans.get_or_create_owned(&[("outcome", outcome)]));
+        let spans = SpanCounts { sent, dropped };
+        Self {
+            registry,
+            decisions,
+            requests,
+            ok,
+            refused,
+            parse,
+            store,
+            total,
+            in_flight,
+            connections,
+            open_breakers,
+            spans,
+        }
     }
 
     /// Counts what became of each decision.
@@ -131,6 +158,11 @@ impl Metrics {
         now
     }
 
+    /// Counted where they are sent.
+    pub fn spans(&self) -> SpanCounts {
+        self.spans.clone()
+    }
+
     pub fn connections(&self, count: usize) {
         self.connections.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -146,7 +178,7 @@ impl Metrics {
 }
 
 /// Which of [`OUTCOMES`].
-fn outcome(decision: &DecisionAnswer) -> usize {
+pub fn outcome(decision: &DecisionAnswer) -> usize {
     match decision {
         DecisionAnswer::Admitted(_) => 0,
         DecisionAnswer::Denied(charges) => {

@@ -41,6 +41,9 @@ pub async fn serve(listen: SocketAddr, endpoint: Endpoint, max_connections: usiz
     if timeout(DRAIN, async { while connections.join_next().await.is_some() {} }).await.is_err() {
         warn!(connections = connections.len(), "ended with requests still open after {DRAIN:?}");
     }
+    if let Some(traces) = endpoint.traces() {
+        traces.end().await;
+    }
     Ok(())
 }
 

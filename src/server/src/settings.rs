@@ -6,7 +6,8 @@ mod values;
 
 use self::access::AccessArgs;
 use self::file::File;
-use self::values::{Bounded, LogFilter, LogFormat, Wait};
+pub use self::values::CollectorUrl;
+use self::values::{Bounded, LogFilter, LogFormat, Share, Wait};
 use crate::auth::BearerTokens;
 use crate::store::{Access, StoreUrl};
 use clap::ArgMatches;
@@ -101,6 +102,14 @@ pub struct ServeArgs {
     /// How to log, to standard error: lines for people, or one JSON object a line.
     #[arg(long, env = "TOLLGATE_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     log_format: LogFormat,
+    /// An OpenTelemetry collector, as http://host:port: spans of requests for decisions go there (OTLP over HTTP). They
+    /// hold times, counts and kinds, and nothing that a caller sent. No request waits for them.
+    // Not parsed by clap, as the store.
+    #[arg(long, env = "TOLLGATE_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
+    otlp_endpoint: Option<String>,
+    /// Which share of the requests without a traceparent gets a span, 0 to 1. One with a traceparent does as that says.
+    #[arg(long, env = "TOLLGATE_OTLP_SAMPLE", value_name = "SHARE", default_value = "0.01")]
+    otlp_sample: Share,
 }
 
 /// What is secret comes by variables: others see a program's arguments.
@@ -135,6 +144,10 @@ pub struct Settings {
     pub max_in_flight: usize,
     pub max_connections: usize,
     pub log: Log,
+    /// `None`: no spans.
+    pub otlp_endpoint: Option<CollectorUrl>,
+    /// 0 to 1.
+    pub otlp_sample: f64,
 }
 
 /// What is logged, and how.
@@ -154,6 +167,12 @@ impl Settings {
         let store = match file.store.take() {
             Some(url) if is_unset(matches, "store") => url,
             _ => args.store.parse().map_err(|error| format!("--store (or TOLLGATE_STORE): {error}"))?,
+        };
+        let otlp_endpoint = match &args.otlp_endpoint {
+            Some(url) => {
+                Some(url.parse().map_err(|error| format!("--otlp-endpoint (or TOLLGATE_OTLP_ENDPOINT): {error}"))?)
+            }
+            None => file.otlp_endpoint.take(),
         };
         let passwords = [secrets.redis_password, secrets.sentinel_password];
         args.fill(matches, &mut file);
@@ -175,6 +194,8 @@ impl Settings {
             max_in_flight: args.max_in_flight.get(),
             max_connections: args.max_connections.get(),
             log: Log { filter: args.log, format: args.log_format },
+            otlp_endpoint,
+            otlp_sample: args.otlp_sample.0,
         })
     }
 }
@@ -191,7 +212,17 @@ impl ServeArgs {
                 })*
             };
         }
-        fill!(listen, store_timeout, memory_keys, allow_remote, max_in_flight, max_connections, log, log_format);
+        fill!(
+            listen,
+            store_timeout,
+            memory_keys,
+            allow_remote,
+            max_in_flight,
+            max_connections,
+            log,
+            log_format,
+            otlp_sample
+        );
     }
 }
 

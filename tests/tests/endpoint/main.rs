@@ -4,6 +4,7 @@ mod auth;
 mod metrics;
 mod overload;
 mod settings;
+mod traces;
 
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! The settings file: YAML, read straight into types, so that no value is guessed (`no` is not false here where a word
 //! belongs).
 
-use super::values::{Bounded, LogFilter, LogFormat, Wait};
+use super::values::{Bounded, CollectorUrl, LogFilter, LogFormat, Share, Wait};
 use crate::store::StoreUrl;
 use serde::{Deserialize, Deserializer, de};
 use std::net::SocketAddr;
@@ -29,6 +29,8 @@ pub struct File {
     pub max_connections: Option<Bounded<1, 1_000_000>>,
     pub log: Option<LogFilter>,
     pub log_format: Option<LogFormat>,
+    pub otlp_endpoint: Option<CollectorUrl>,
+    pub otlp_sample: Option<Share>,
 }
 
 impl File {
@@ -87,6 +89,8 @@ mod tests {
             ("log: loud=very", "1:6: log: write off, error, warn, info, debug or trace"),
             ("store: somewhere", "1:8: store: not a store: write `memory` or redis://"),
             ("memory_keys: 01000", "1:14: memory_keys: invalid"),
+            ("otlp_endpoint: collector:4318", "1:16: otlp_endpoint: write http://host:port, such as"),
+            ("otlp_sample: 2", "1:14: otlp_sample: must be between 0 and 1, is 2"),
             ("log: info\nlog: warn", "2:1: duplicate mapping key: log"),
         ] {
             let error = File::parse(text).err().unwrap_or_else(|| panic!("{text:?} is taken"));
@@ -101,6 +105,7 @@ mod tests {
             "store: redis://u:s3cret@host\nlog: [",
             "store: [redis://u:s3cret@host]",
             "store: {s3cret: 1}",
+            "otlp_endpoint: http://u:s3cret@host:4318",
         ] {
             let error = File::parse(text).err().unwrap_or_else(|| panic!("{text:?} is taken"));
             assert!(!error.contains("s3cret"), "{error}");

@@ -36,7 +36,9 @@ fn tokens_that_are_set_but_empty_are_an_error_and_not_an_open_door() {
 }
 
 #[test]
-fn a_wrong_store_is_refused_without_showing_its_password() {
+fn a_wrong_url_is_refused_without_showing_its_password() {
+    let error = resolve(&["--otlp-endpoint", "http://user:secret-password@host:4318"], None).err().unwrap();
+    assert!(error.starts_with("--otlp-endpoint (or TOLLGATE") && !error.contains("secret-password"), "{error}");
     for store in ["rediss//:secret-password@host", "redis://user:secret-password@host:port"] {
         let error = resolve(&["--store", store], None).err().unwrap();
         assert!(error.starts_with("--store (or TOLLGATE_STORE): ") && !error.contains("secret-password"), "{error}");
@@ -52,6 +54,9 @@ fn what_has_bounds_is_refused_with_them() {
         (["--store-timeout", "11s"], "must be between 1ms and 10s"),
         (["--store-timeout", "20"], "such as 20ms"),
         (["--log", "loud=very"], "write off, error, warn, info, debug or trace"),
+        (["--otlp-sample", "1.5"], "must be between 0 and 1, is 1.5"),
+        (["--otlp-sample", "NaN"], "must be between 0 and 1"),
+        (["--otlp-endpoint", "https://collector:4318"], "write http://host:port"),
         (["--log-format", "xml"], "[possible values: text, json]"),
     ] {
         let error = resolve(&args, None).err().unwrap();

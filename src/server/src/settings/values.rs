@@ -1,8 +1,8 @@
 //! The values of settings that have bounds or a form of their own: the same whether a flag, a variable or the file gives
 //! them.
 
+use axum::http::Uri;
 use serde::Deserialize;
-
 use std::str::FromStr;
 use std::time::Duration;
 use tollgate_core::units::{DURATION_UNITS, Micros};
@@ -63,6 +63,66 @@ impl TryFrom<String> for Wait {
 
     fn try_from(text: String) -> Result<Self, String> {
         text.parse()
+    }
+}
+
+/// Where spans go.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct CollectorUrl(Uri);
+
+impl CollectorUrl {
+    /// Where OTLP over HTTP has spans taken.
+    pub fn traces(&self) -> String {
+        format!("{}/v1/traces", self.0.to_string().trim_end_matches('/'))
+    }
+}
+
+impl FromStr for CollectorUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // A wrong one is not shown: it may hold a password.
+        let uri: Uri = text.parse().map_err(|_| String::from(COLLECTOR))?;
+        let plain = uri.scheme_str() == Some("http") && uri.query().is_none();
+        if plain && uri.authority().is_some_and(|authority| !authority.as_str().contains('@')) {
+            Ok(Self(uri))
+        } else {
+            Err(COLLECTOR.into())
+        }
+    }
+}
+
+const COLLECTOR: &str = "write http://host:port, such as http://collector:4318, without a user. For TLS, send to a \
+                         collector beside this program; what it asks for goes into OTEL_EXPORTER_OTLP_HEADERS";
+
+impl TryFrom<String> for CollectorUrl {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// A part of all.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "f64")]
+pub struct Share(pub f64);
+
+impl TryFrom<f64> for Share {
+    type Error = String;
+
+    fn try_from(share: f64) -> Result<Self, String> {
+        if (0.0..=1.0).contains(&share) { Ok(Self(share)) } else { Err(format!("must be between 0 and 1, is {share}")) }
+    }
+}
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let share: f64 = text.parse().map_err(|_| "write a number between 0 and 1, such as 0.01")?;
+        share.try_into()
     }
 }
 
