@@ -2,6 +2,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use std::time::Duration;
 use tollgate_core::wire::MAX_BODY;
 
@@ -104,7 +105,13 @@ fn with(mut response: Response, name: header::HeaderName, value: &'static str) -
 
 /// A problem document.
 pub fn problem(status: StatusCode, detail: &str) -> Response {
+    #[derive(Serialize)]
+    struct Problem<'a> {
+        title: &'a str,
+        status: u16,
+        detail: &'a str,
+    }
     let title = status.canonical_reason().unwrap_or("Error");
-    let body = serde_json::json!({"title": title, "status": status.as_u16(), "detail": detail});
-    (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+    let body = serde_json::to_vec(&Problem { title, status: status.as_u16(), detail }).unwrap_or_default();
+    (status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response()
 }
