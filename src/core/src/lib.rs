@@ -9,6 +9,7 @@ pub mod gather;
 pub mod key;
 pub mod limit;
 pub mod path;
+pub mod pattern;
 pub mod policy;
 pub mod reply;
 pub mod slots;
