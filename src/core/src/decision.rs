@@ -16,8 +16,8 @@ mod tests;
 
 pub use local::{Contention, SetId};
 
-use crate::limit::Verdict;
-use crate::policy::{FailMode, Plan, PolicySet, Scope};
+use crate::limit::{Limit, Verdict};
+use crate::policy::{Charge, FailMode, Plan, Policy, PolicySet, RefusalReason, Scope};
 use crate::units::Micros;
 use crate::wire::{ChargeRequest, Cost, DecisionAnswer, DecisionRequest, Denial};
 use local::{LocalCharge, LocalRound, Task};
@@ -73,6 +73,16 @@ pub enum Rejection {
         wait: Option<Micros>,
         /// An emergency budget denied, because the endpoint could not say.
         emergency: bool,
+    },
+    /// Policies admit nothing: 429, and waiting does not help.
+    Barred {
+        /// The policies whose limit is `deny`.
+        policies: Vec<usize>,
+    },
+    /// The request lacks an identity that policies want: 403.
+    Unidentified {
+        /// The policies that want it.
+        policies: Vec<usize>,
     },
     /// The limiter could not decide, and a policy is closed: 503.
     Unavailable {
@@ -161,20 +171,36 @@ enum State {
 }
 
 impl Decision {
-    /// Starts the decision that a plan of this set asks for.
+    /// Starts the decision that a plan of this set asks for. What the plan has in shadow takes no part: see
+    /// [`shadow`](Self::shadow).
     #[must_use]
     pub fn new(plan: Plan, set: &PolicySet) -> Self {
+        let refusal = Rejection::refused(&plan);
         let charges = plan.charges.iter().filter_map(|charge| {
             let policy = set.policy(charge.policy)?;
-            let Scope::Local { limit, sharing, charge_always } = policy.scope else { return None };
-            Some(LocalCharge::new(charge, policy, limit, sharing, charge_always))
+            let Scope::Local { sharing, charge_always } = policy.scope else { return None };
+            let Limit::TokenBucket(limit) = charge.limit else { return None };
+            // Of a request that is rejected as it stands only what is charged always is charged.
+            (charge_always || refusal.is_none())
+                .then(|| LocalCharge::new(charge, policy, limit, sharing, charge_always))
         });
         let charges = charges.collect();
-        let asks = plan
-            .charges
-            .iter()
-            .any(|charge| set.policy(charge.policy).is_some_and(|policy| matches!(policy.scope, Scope::Global { .. })));
-        Self { local: LocalRound::new(charges, asks), emergency: None, state: State::Local, plan }
+        let is_global = |charge: &Charge| {
+            set.policy(charge.policy).is_some_and(|policy| matches!(policy.scope, Scope::Global { .. }))
+        };
+        let asks = refusal.is_none() && plan.charges.iter().any(is_global);
+        let mut decision = Self { local: LocalRound::new(charges, asks), emergency: None, state: State::Local, plan };
+        if let Some(rejection) = refusal {
+            decision.reject(rejection);
+        }
+        decision
+    }
+
+    /// Starts the decision of one charge in shadow. It has a bucket of its own and an outcome that nobody is told but
+    /// the metrics; when the endpoint cannot say there is none, so its [`failed`](Self::failed) is not for use.
+    #[must_use]
+    pub fn shadow(plan: &Plan, charge: &Charge, set: &PolicySet) -> Self {
+        Self::new(Plan::alone(charge.clone(), plan.route), set)
     }
 
     /// The plan that is being decided.
@@ -228,7 +254,7 @@ impl Decision {
             key: charge.key,
             group: charge.group,
             cost: Cost(charge.cost),
-            limit: policy.scope.limit(),
+            limit: charge.limit,
         });
         DecisionRequest { id: None, charges: charges.collect() }
     }
@@ -344,14 +370,11 @@ impl Decision {
         self.state = State::Settling(Outcome::Reject(rejection));
     }
 
-    fn global<'a>(
-        &'a self,
-        set: &'a PolicySet,
-    ) -> impl Iterator<Item = (&'a crate::policy::Charge, &'a crate::policy::Policy, FailMode)> {
+    fn global<'a>(&'a self, set: &'a PolicySet) -> impl Iterator<Item = (&'a Charge, &'a Policy, FailMode)> {
         self.plan.charges.iter().filter_map(|charge| {
             let policy = set.policy(charge.policy)?;
             match policy.scope {
-                Scope::Global { on_failure, .. } => Some((charge, policy, on_failure)),
+                Scope::Global { on_failure } => Some((charge, policy, on_failure)),
                 Scope::Local { .. } => None,
             }
         })
@@ -359,6 +382,17 @@ impl Decision {
 }
 
 impl Rejection {
+    /// What a plan rejects as it stands. A lacking identity comes first: the caller can do something about that.
+    fn refused(plan: &Plan) -> Option<Self> {
+        let because = |reason: RefusalReason| -> Option<Vec<usize>> {
+            let refusals = plan.refusals.iter().filter(|refusal| refusal.enforced && refusal.reason == reason);
+            let policies: Vec<usize> = refusals.map(|refusal| refusal.policy).collect();
+            (!policies.is_empty()).then_some(policies)
+        };
+        let unidentified = because(RefusalReason::IdentityMissing).map(|policies| Self::Unidentified { policies });
+        unidentified.or_else(|| because(RefusalReason::Denies).map(|policies| Self::Barred { policies }))
+    }
+
     /// `None` when nobody denied.
     fn denied(denials: impl Iterator<Item = (usize, Verdict)>, emergency: bool) -> Option<Self> {
         let (mut policies, mut wait) = (Vec::new(), Some(Micros::ZERO));
@@ -368,7 +402,10 @@ impl Rejection {
                 Verdict::Wait(one) => wait = wait.map(|longest| longest.max(one)),
                 Verdict::Never => wait = None,
             }
-            policies.push(policy);
+            // While the hash key is changed a policy has two buckets.
+            if policies.last() != Some(&policy) {
+                policies.push(policy);
+            }
         }
         (!policies.is_empty()).then_some(Self::Denied { policies, wait, emergency })
     }

@@ -22,13 +22,16 @@ pub struct Gather {
     timeout: Micros,
     max_in_flight: usize,
     waiting: VecDeque<Waiter>,
+    /// What is sent only with room that the others leave.
+    behind: VecDeque<Waiter>,
     calls: Vec<Call>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
-    id: u32,
+    id: u64,
     deadline: Micros,
+    behind: bool,
 }
 
 #[derive(Debug)]
@@ -37,6 +40,12 @@ struct Call {
     sent: Micros,
     /// In the order of the batch; `None` for a request that no longer waits.
     waiters: Vec<Option<Waiter>>,
+}
+
+impl Call {
+    fn count(&self, behind: bool) -> usize {
+        self.waiters.iter().flatten().filter(|waiter| waiter.behind == behind).count()
+    }
 }
 
 /// So many requests wait already that another would only wait in vain.
@@ -56,23 +65,38 @@ impl Gather {
     #[must_use]
     pub fn new(timeout: Micros, max_in_flight: u32) -> Self {
         let max_in_flight = usize::try_from(max_in_flight).unwrap_or(usize::MAX);
-        Self { timeout, max_in_flight, waiting: VecDeque::new(), calls: Vec::new() }
+        Self { timeout, max_in_flight, waiting: VecDeque::new(), behind: VecDeque::new(), calls: Vec::new() }
     }
 
     /// A request starts to wait.
     ///
     /// # Errors
     /// When `max_in_flight` wait already.
-    pub fn join(&mut self, id: u32, now: Micros) -> Result<(), TooManyInFlight> {
-        if self.len() >= self.max_in_flight {
+    pub fn join(&mut self, id: u64, now: Micros) -> Result<(), TooManyInFlight> {
+        let out: usize = self.calls.iter().map(|call| call.count(false)).sum();
+        if self.waiting.len().saturating_add(out) >= self.max_in_flight {
             return Err(TooManyInFlight);
         }
-        self.waiting.push_back(Waiter { id, deadline: now.plus(self.timeout) });
+        self.waiting.push_back(Waiter { id, deadline: now.plus(self.timeout), behind: false });
+        Ok(())
+    }
+
+    /// Something joins that nobody waits for, such as a policy in shadow. It goes with the room that requests leave, and
+    /// never takes any of theirs.
+    ///
+    /// # Errors
+    /// When `max_in_flight` of these wait already.
+    pub fn join_behind(&mut self, id: u64, now: Micros) -> Result<(), TooManyInFlight> {
+        let out: usize = self.calls.iter().map(|call| call.count(true)).sum();
+        if self.behind.len().saturating_add(out) >= self.max_in_flight {
+            return Err(TooManyInFlight);
+        }
+        self.behind.push_back(Waiter { id, deadline: now.plus(self.timeout), behind: true });
         Ok(())
     }
 
     /// A request no longer waits: its client left, or it was decided otherwise.
-    pub fn leave(&mut self, id: u32) {
+    pub fn leave(&mut self, id: u64) {
         self.waiting.retain(|waiter| waiter.id != id);
         for place in self.calls.iter_mut().flat_map(|call| &mut call.waiters) {
             if place.is_some_and(|waiter| waiter.id == id) {
@@ -83,7 +107,7 @@ impl Gather {
 
     /// The batch to send now, if one is due, in order. Follow it by [`sent`](Self::sent) or [`unsent`](Self::unsent).
     #[must_use]
-    pub fn due(&self, now: Micros) -> Vec<u32> {
+    pub fn due(&self, now: Micros) -> Vec<u64> {
         let held = self.calls.iter().any(|call| {
             let out = now.since(call.sent).count().saturating_mul(PATIENCE);
             out < self.timeout.count()
@@ -91,39 +115,45 @@ impl Gather {
         if self.calls.len() >= MAX_CALLS || (held && self.waiting.len() < MAX_BATCH) {
             return Vec::new();
         }
-        self.waiting.iter().take(MAX_BATCH).map(|waiter| waiter.id).collect()
+        self.waiting.iter().chain(&self.behind).take(MAX_BATCH).map(|waiter| waiter.id).collect()
     }
 
     /// The first `count` that waited were sent in the call `token`.
     pub fn sent(&mut self, count: usize, token: u32, now: Micros) {
-        let count = count.min(self.waiting.len());
-        let waiters = self.waiting.drain(..count).map(Some).collect();
+        let waiters = self.take(count).into_iter().map(Some).collect();
         self.calls.push(Call { token, sent: now, waiters });
     }
 
     /// The first `count` that waited could not be sent, and no longer wait.
     pub fn unsent(&mut self, count: usize) {
-        let count = count.min(self.waiting.len());
-        self.waiting.drain(..count);
+        self.take(count);
+    }
+
+    fn take(&mut self, count: usize) -> Vec<Waiter> {
+        let first = count.min(self.waiting.len());
+        let then = count.saturating_sub(first).min(self.behind.len());
+        self.waiting.drain(..first).chain(self.behind.drain(..then)).collect()
     }
 
     /// A call has ended. Gives its requests in the order of the batch, `None` for those that no longer wait.
-    pub fn answered(&mut self, token: u32) -> Vec<Option<u32>> {
+    pub fn answered(&mut self, token: u32) -> Vec<Option<u64>> {
         let Some(index) = self.calls.iter().position(|call| call.token == token) else { return Vec::new() };
         let call = self.calls.swap_remove(index);
         call.waiters.into_iter().map(|place| place.map(|waiter| waiter.id)).collect()
     }
 
     /// The requests whose time is up. They no longer wait.
-    pub fn expired(&mut self, now: Micros) -> Vec<u32> {
+    pub fn expired(&mut self, now: Micros) -> Vec<u64> {
         let mut expired = Vec::new();
-        self.waiting.retain(|waiter| {
-            let live = waiter.deadline > now;
-            if !live {
-                expired.push(waiter.id);
-            }
-            live
-        });
+        for waiting in [&mut self.waiting, &mut self.behind] {
+            waiting.retain(|waiter| {
+                let live = waiter.deadline > now;
+                if !live {
+                    expired.push(waiter.id);
+                }
+                live
+            });
+        }
         for call in &mut self.calls {
             for place in &mut call.waiters {
                 if let Some(waiter) = place.filter(|waiter| waiter.deadline <= now) {
@@ -138,11 +168,11 @@ impl Gather {
         expired
     }
 
-    /// How many wait.
+    /// How many wait, behind too.
     #[must_use]
     pub fn len(&self) -> usize {
         let out: usize = self.calls.iter().map(|call| call.waiters.iter().flatten().count()).sum();
-        self.waiting.len().saturating_add(out)
+        self.waiting.len().saturating_add(self.behind.len()).saturating_add(out)
     }
 
     /// Whether nobody waits: no clock need be watched.
@@ -168,7 +198,7 @@ mod tests {
     }
 
     /// Sends what is due, as a host would.
-    fn send(gather: &mut Gather, token: u32, now: Micros) -> Vec<u32> {
+    fn send(gather: &mut Gather, token: u32, now: Micros) -> Vec<u64> {
         let due = gather.due(now);
         if !due.is_empty() {
             gather.sent(due.len(), token, now);
@@ -258,7 +288,7 @@ mod tests {
     fn a_call_that_never_ends_is_forgotten() {
         let mut gather = gather();
         for token in 0..4 {
-            gather.join(token, ms(0)).unwrap();
+            gather.join(token.into(), ms(0)).unwrap();
             send(&mut gather, token, ms(u64::from(token) * 10));
         }
         gather.expired(ms(50));
@@ -266,5 +296,22 @@ mod tests {
         assert_eq!(gather.due(ms(2000)), [0; 0]);
         gather.expired(ms(2000));
         assert_eq!(gather.due(ms(2000)), [9]);
+    }
+
+    #[test]
+    fn what_nobody_waits_for_takes_no_room_of_those_who_wait() {
+        let mut gather = gather();
+        let bound = (0..).take_while(|id| gather.join_behind(1_000 + id, ms(0)).is_ok()).count();
+        assert!((0..bound as u64).all(|id| gather.join(id, ms(0)).is_ok()), "as many requests as ever");
+        assert_eq!(gather.join(999, ms(0)), Err(TooManyInFlight));
+        let mut order = Vec::new();
+        for token in 0..4 {
+            order.extend(send(&mut gather, token, ms(token.into())));
+            let _ = gather.answered(token);
+        }
+        let (first, then) = order.split_at(bound);
+        assert!(first.iter().all(|id| *id < 1_000) && then.iter().all(|id| *id >= 1_000), "{order:?}");
+        gather.expired(ms(1_000));
+        assert!(gather.is_empty());
     }
 }

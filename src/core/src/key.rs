@@ -20,6 +20,12 @@ impl HashKey {
         Self(blake3::derive_key(CONTEXT, secret))
     }
 
+    /// The key for one namespace: nothing that is derived with it meets what is derived with another.
+    #[must_use]
+    pub fn within(&self, namespace: &str) -> Self {
+        Self(*blake3::keyed_hash(&self.0, namespace.as_bytes()).as_bytes())
+    }
+
     /// Starts a digest of one kind; digests of different kinds never meet.
     #[must_use]
     pub fn digest(&self, kind: &str) -> Digester {

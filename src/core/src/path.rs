@@ -84,6 +84,27 @@ fn decode(raw: &[u8]) -> Vec<u8> {
     out
 }
 
+/// Undoes the encoding of a name or a value in a query, as forms write it: `+` is a space.
+pub(crate) fn decode_query(raw: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(raw.len());
+    let mut rest = raw;
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        match (*byte, after) {
+            (b'+', _) => out.push(b' '),
+            (b'%', [high, low, tail @ ..]) => match (hex(*high), hex(*low)) {
+                (Some(high), Some(low)) => {
+                    rest = tail;
+                    out.push(high << 4 | low);
+                }
+                _ => out.push(b'%'),
+            },
+            (byte, _) => out.push(byte),
+        }
+    }
+    out
+}
+
 const fn hex(digit: u8) -> Option<u8> {
     Some(match digit {
         b'0'..=b'9' => digit.wrapping_sub(b'0'),
@@ -96,6 +117,7 @@ const fn hex(digit: u8) -> Option<u8> {
 /// A path template: literal segments, `{name}` or `*` for any one segment, and `**` at the end for any rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Template {
+    text: String,
     segments: Vec<Segment>,
     /// Ends in `**`: any number of further segments, none included.
     open: bool,
@@ -121,7 +143,7 @@ impl Template {
         let Some(body) = text.strip_prefix('/') else {
             return Err(format!("a path template starts with '/': \"/{text}\""));
         };
-        let mut template = Self { segments: Vec::new(), open: false };
+        let mut template = Self { text: text.into(), segments: Vec::new(), open: false };
         for part in body.split('/').filter(|part| !part.is_empty()) {
             if template.open {
                 return Err("`**` stands for all the rest, so it can only come last".into());
@@ -143,6 +165,18 @@ impl Template {
             }
         }
         Ok(template)
+    }
+
+    /// As it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether every path is of this form.
+    #[must_use]
+    pub const fn takes_all(&self) -> bool {
+        self.open && self.segments.is_empty()
     }
 
     /// Whether every path of the other's form is of this form.

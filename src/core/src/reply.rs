@@ -12,7 +12,7 @@ const UNAVAILABLE_RETRY_SECS: u64 = 1;
 pub struct Reply {
     /// HTTP status.
     pub status: u32,
-    /// gRPC status (gRFC A6): 8 RESOURCE_EXHAUSTED, or 14 UNAVAILABLE.
+    /// gRPC status (gRFC A6): 8 RESOURCE_EXHAUSTED, 14 UNAVAILABLE, or 7 PERMISSION_DENIED.
     pub grpc_status: i32,
     /// Names in lower case.
     pub headers: Vec<(&'static str, String)>,
@@ -68,6 +68,35 @@ impl Reply {
                 let mut reply = Self::problem(&problem, 8, retry_after, "tollgate_denied");
                 reply.headers.push(("x-envoy-ratelimited", "true".into()));
                 reply
+            }
+            Rejection::Barred { policies } => {
+                let names = names(policies);
+                let problem = Problem {
+                    r#type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
+                    title: "Quota exceeded",
+                    status: 429,
+                    detail: format!("{} nothing.", subject(&names, "admits", "admit")),
+                    reason: Some("limit_is_deny"),
+                    violated_policies: Some(names.iter().map(String::as_str).collect()),
+                    policy_version: version,
+                };
+                let mut reply = Self::problem(&problem, 8, None, "tollgate_denied");
+                reply.headers.push(("x-envoy-ratelimited", "true".into()));
+                reply
+            }
+            // Not 401, which has to come with a challenge (RFC 9110 §15.5.2) that only who authenticates can make.
+            Rejection::Unidentified { policies } => {
+                let names = names(policies);
+                let problem = Problem {
+                    r#type: "about:blank",
+                    title: "Forbidden",
+                    status: 403,
+                    detail: format!("{} an identity that the request lacks.", subject(&names, "wants", "want")),
+                    reason: Some("identity_missing"),
+                    violated_policies: None,
+                    policy_version: version,
+                };
+                Self::problem(&problem, 7, None, "tollgate_identity_missing")
             }
             Rejection::Unavailable { .. } => {
                 let problem = Problem {
@@ -164,5 +193,21 @@ mod tests {
         assert_eq!(header(&reply, "retry-after"), Some("1"));
         assert_eq!(header(&reply, "x-envoy-ratelimited"), None);
         assert!(!reply.body.contains("tenant"));
+    }
+
+    #[test]
+    fn a_policy_that_admits_nothing_says_so_without_a_wait() {
+        let reply = Reply::new(&Rejection::Barred { policies: vec![0] }, &set());
+        assert_eq!((reply.status, reply.grpc_status, header(&reply, "retry-after")), (429, 8, None));
+        assert!(reply.body.contains("The tenant policy admits nothing.") && reply.body.contains("limit_is_deny"));
+    }
+
+    #[test]
+    fn a_request_without_the_identity_that_is_wanted_is_a_403() {
+        let reply = Reply::new(&Rejection::Unidentified { policies: vec![0, 1] }, &set());
+        assert_eq!((reply.status, reply.grpc_status, header(&reply, "retry-after")), (403, 7, None));
+        assert_eq!(header(&reply, "cache-control"), Some("no-store"));
+        assert!(reply.body.contains("The tenant and credential policies want an identity that the request lacks."));
+        assert_eq!(header(&reply, "x-envoy-ratelimited"), None);
     }
 }

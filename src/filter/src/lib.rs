@@ -57,6 +57,9 @@ impl RootContext for Root {
             Ok(set) => {
                 let version = set.version.as_deref().unwrap_or("without a version");
                 host::log(LogLevel::Info, &format!("policy {version} is in force: {} policies", set.policies().len()));
+                for warning in set.warnings() {
+                    host::log(LogLevel::Warn, &format!("is this meant? {warning}"));
+                }
                 self.worker = Worker::new(self.id, set).map(Rc::new);
                 self.worker.as_deref().map(Worker::watch).is_some()
             }
@@ -115,9 +118,9 @@ impl Stream {
 impl Context for Stream {}
 
 impl HttpContext for Stream {
-    fn on_http_request_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
         match &self.worker {
-            Some(worker) => worker.decide(self.id, &self.progress),
+            Some(worker) => worker.decide(self.id, end_of_stream, &self.progress),
             None => {
                 self.progress.set(Progress::Rejected);
                 host::refuse_without_policy();

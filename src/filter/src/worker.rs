@@ -2,7 +2,7 @@
 
 use crate::host::{Buffer, Map};
 use crate::identity::Request;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Shadow};
 use crate::{host, tables};
 use core::cell::{Cell, RefCell};
 use core::time::Duration;
@@ -36,11 +36,22 @@ pub(crate) enum Progress {
     Rejected,
 }
 
-/// A request that waits for the endpoint.
+/// A decision that waits for the endpoint.
 struct Pending {
     decision: Decision,
-    progress: Rc<Cell<Progress>>,
+    whose: Whose,
 }
+
+/// On whose behalf the endpoint is asked.
+enum Whose {
+    /// A request's, which is paused.
+    Stream(Rc<Cell<Progress>>),
+    /// That of a policy in shadow, for which nobody waits.
+    Shadow(usize),
+}
+
+/// The first id of a decision in shadow.
+const FIRST_SHADOW: u64 = 1 << 32;
 
 pub(crate) struct Worker {
     root: u32,
@@ -58,7 +69,9 @@ pub(crate) struct Worker {
     warned: Cell<Option<Micros>>,
     // Host calls that run other callbacks are made with neither of these borrowed.
     gather: RefCell<Gather>,
-    pending: RefCell<BTreeMap<u32, Pending>>,
+    /// By the stream's id, and for policies in shadow by an id above those.
+    pending: RefCell<BTreeMap<u64, Pending>>,
+    next_shadow: Cell<u64>,
 }
 
 impl Worker {
@@ -86,7 +99,7 @@ impl Worker {
         };
         Some(Self {
             root,
-            metrics: Metrics::new(),
+            metrics: Metrics::new(&set),
             endpoint,
             queue,
             woken: Cell::new(false),
@@ -96,25 +109,30 @@ impl Worker {
             warned: Cell::new(None),
             gather: RefCell::new(gather),
             pending: RefCell::default(),
+            next_shadow: Cell::new(FIRST_SHADOW),
             set,
         })
     }
 
     /// Decides the request of the effective context, in its headers phase.
-    pub(crate) fn decide(&self, stream: u32, progress: &Rc<Cell<Progress>>) {
-        let plan = self.set.plan(&Request);
+    pub(crate) fn decide(&self, stream: u32, ends: bool, progress: &Rc<Cell<Progress>>) {
+        let plan = self.set.plan(&Request { ends });
+        self.metrics.plan(&plan);
         if plan.exempt {
             self.metrics.exempt();
             progress.set(Progress::Admitted);
             return;
         }
+        for charge in &plan.shadows {
+            self.shadow(stream, charge.policy, Decision::shadow(&plan, charge, &self.set));
+        }
         let mut decision = Decision::new(plan, &self.set);
         let outcome = match self.advance(&mut decision) {
             Some(outcome) => outcome,
-            None if self.gather.borrow_mut().join(stream, host::now()).is_ok() => {
+            None if self.gather.borrow_mut().join(stream.into(), host::now()).is_ok() => {
                 progress.set(Progress::Waiting);
-                let pending = Pending { decision, progress: Rc::clone(progress) };
-                self.pending.borrow_mut().insert(stream, pending);
+                let pending = Pending { decision, whose: Whose::Stream(Rc::clone(progress)) };
+                self.pending.borrow_mut().insert(stream.into(), pending);
                 self.wake(stream);
                 return;
             }
@@ -130,10 +148,34 @@ impl Worker {
         }
     }
 
+    /// Decides one policy in shadow: its outcome is counted, and the request does not wait for it.
+    fn shadow(&self, stream: u32, policy: usize, mut decision: Decision) {
+        if let Some(outcome) = self.advance(&mut decision) {
+            self.count_shadow(policy, &outcome);
+            return;
+        }
+        let id = self.next_shadow.replace(self.next_shadow.get().checked_add(1).unwrap_or(FIRST_SHADOW));
+        if self.gather.borrow_mut().join_behind(id, host::now()).is_err() {
+            self.metrics.shadow(policy, Shadow::Failed);
+            return;
+        }
+        self.pending.borrow_mut().insert(id, Pending { decision, whose: Whose::Shadow(policy) });
+        self.wake(stream);
+    }
+
+    fn count_shadow(&self, policy: usize, outcome: &Outcome) {
+        let shadow = match outcome {
+            Outcome::Admit(_) => Shadow::Allowed,
+            Outcome::Reject(Rejection::Unavailable { .. }) => Shadow::Failed,
+            Outcome::Reject(_) => Shadow::Denied,
+        };
+        self.metrics.shadow(policy, shadow);
+    }
+
     /// A stream ended while it waited.
     pub(crate) fn left(&self, stream: u32) {
-        let Some(mut pending) = self.pending.borrow_mut().remove(&stream) else { return };
-        self.gather.borrow_mut().leave(stream);
+        let Some(mut pending) = self.pending.borrow_mut().remove(&stream.into()) else { return };
+        self.gather.borrow_mut().leave(stream.into());
         self.metrics.client_left();
         pending.decision.abandon();
         self.advance(&mut pending.decision);
@@ -150,8 +192,8 @@ impl Worker {
     pub(crate) fn tick(&self) {
         let now = host::now();
         let expired = self.gather.borrow_mut().expired(now);
-        for stream in expired {
-            self.fail(stream, FailCause::Timeout);
+        for id in expired {
+            self.fail(id, FailCause::Timeout);
         }
         self.send_due();
         if !self.idle_tick.is_zero() {
@@ -162,18 +204,18 @@ impl Worker {
 
     /// The root's turn: a call has ended, with an answer or without.
     pub(crate) fn call_ended(&self, token: u32, body_size: usize) {
-        let streams = self.gather.borrow_mut().answered(token);
-        match read_answer(body_size, streams.len()) {
+        let waiters = self.gather.borrow_mut().answered(token);
+        match read_answer(body_size, waiters.len()) {
             Ok(answer) => {
-                for (stream, answer) in streams.into_iter().zip(&answer.decisions) {
-                    if let Some(stream) = stream {
-                        self.answer(stream, answer);
+                for (id, answer) in waiters.into_iter().zip(&answer.decisions) {
+                    if let Some(id) = id {
+                        self.answer(id, answer);
                     }
                 }
             }
             Err(cause) => {
-                for stream in streams.into_iter().flatten() {
-                    self.fail(stream, cause);
+                for id in waiters.into_iter().flatten() {
+                    self.fail(id, cause);
                 }
             }
         }
@@ -206,8 +248,8 @@ impl Worker {
                 Ok(token) => self.gather.borrow_mut().sent(due.len(), token, now),
                 Err(cause) => {
                     self.gather.borrow_mut().unsent(due.len());
-                    for stream in due {
-                        self.fail(stream, cause);
+                    for id in due {
+                        self.fail(id, cause);
                     }
                     host::act_for(self.root);
                 }
@@ -224,12 +266,12 @@ impl Worker {
         }
     }
 
-    /// Asks the endpoint for the decisions of these streams.
-    fn call(&self, streams: &[u32]) -> Result<u32, FailCause> {
+    /// Asks the endpoint for these decisions.
+    fn call(&self, ids: &[u64]) -> Result<u32, FailCause> {
         let Some(endpoint) = &self.endpoint else { return Err(FailCause::NoHost) };
         let request = {
             let pending = self.pending.borrow();
-            let asked = streams.iter().filter_map(|stream| pending.get(stream));
+            let asked = ids.iter().filter_map(|id| pending.get(id));
             AdmitRequest { decisions: asked.map(|pending| pending.decision.request(&self.set)).collect() }
         };
         let body = serde_json::to_vec(&request).unwrap_or_default();
@@ -247,34 +289,49 @@ impl Worker {
             .map_err(|_| FailCause::NoHost)
     }
 
-    fn answer(&self, stream: u32, answer: &DecisionAnswer) {
-        let Some(mut pending) = self.pending.borrow_mut().remove(&stream) else { return };
-        let outcome = match pending.decision.answered(answer, &self.set) {
-            Some(cause) => self.give_up(&mut pending.decision, cause),
-            None => self.settle(&mut pending.decision),
-        };
-        self.finish(stream, &pending, outcome);
+    fn answer(&self, id: u64, answer: &DecisionAnswer) {
+        let Some(mut pending) = self.pending.borrow_mut().remove(&id) else { return };
+        match pending.decision.answered(answer, &self.set) {
+            Some(cause) => self.unanswered(id, pending, cause),
+            None => {
+                let outcome = self.settle(&mut pending.decision);
+                self.finish(id, &pending, outcome);
+            }
+        }
     }
 
-    fn fail(&self, stream: u32, cause: FailCause) {
-        let Some(mut pending) = self.pending.borrow_mut().remove(&stream) else { return };
+    fn fail(&self, id: u64, cause: FailCause) {
+        let Some(pending) = self.pending.borrow_mut().remove(&id) else { return };
+        self.unanswered(id, pending, cause);
+    }
+
+    /// There is no verdict: the fail modes decide, but for a policy in shadow, which then has no outcome.
+    fn unanswered(&self, id: u64, mut pending: Pending, cause: FailCause) {
+        if let Whose::Shadow(policy) = pending.whose {
+            self.metrics.shadow(policy, Shadow::Failed);
+            return;
+        }
         let outcome = self.give_up(&mut pending.decision, cause);
-        self.finish(stream, &pending, outcome);
+        self.finish(id, &pending, outcome);
     }
 
-    /// Ends the wait of a request: it goes on or is answered, by the root for its stream.
-    fn finish(&self, stream: u32, pending: &Pending, outcome: Outcome) {
+    /// Ends a wait. A request goes on or is answered, by the root for its stream.
+    fn finish(&self, id: u64, pending: &Pending, outcome: Outcome) {
+        let progress = match &pending.whose {
+            Whose::Shadow(policy) => return self.count_shadow(*policy, &outcome),
+            Whose::Stream(progress) => progress,
+        };
         self.metrics.outcome(&outcome);
-        let there = host::act_for(stream);
+        let there = u32::try_from(id).is_ok_and(host::act_for);
         match outcome {
             Outcome::Admit(_) => {
-                pending.progress.set(Progress::Admitted);
+                progress.set(Progress::Admitted);
                 if there {
                     host::resume_request();
                 }
             }
             Outcome::Reject(rejection) => {
-                pending.progress.set(Progress::Rejected);
+                progress.set(Progress::Rejected);
                 if there {
                     host::reply(&Reply::new(&rejection, &self.set));
                 }

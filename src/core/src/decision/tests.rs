@@ -440,3 +440,108 @@ mod properties {
         }
     }
 }
+
+/// Decides a request and, each by itself, what the plan has in shadow; the endpoint admits what it is asked.
+fn decide_all(data: &mut SharedData, request: &Request, set: &PolicySet) -> (bool, Vec<bool>) {
+    let plan = set.plan(request);
+    let shadows: Vec<Decision> = plan.shadows.iter().map(|charge| Decision::shadow(&plan, charge, set)).collect();
+    let mut finish = |mut decision: Decision| {
+        let mut step = data.run(&mut decision, set, NOW);
+        if step == Step::Ask {
+            let count = decision.request(set).charges.len();
+            let admitted = (0..count).map(|_| Admitted { remaining: 1 }).collect();
+            assert_eq!(decision.answered(&DecisionAnswer::Admitted(admitted), set), None);
+            step = data.run(&mut decision, set, NOW);
+        }
+        admitted(&step)
+    };
+    (finish(Decision::new(plan, set)), shadows.into_iter().map(finish).collect())
+}
+
+#[test]
+fn a_policy_in_shadow_changes_nothing_for_the_others() {
+    // F74, in both orders
+    for reverse in [false, true] {
+        let mut policies =
+            vec![policy("s", "local", 1, r#","enforce":"shadow","charge":"always""#), policy("e", "local", 2, "")];
+        if reverse {
+            policies.reverse();
+        }
+        let set = set(&policies);
+        let mut data = SharedData::default();
+        let decided: Vec<(bool, Vec<bool>)> = (0..4).map(|_| decide_all(&mut data, &get("a"), &set)).collect();
+        let outcomes: Vec<bool> = decided.iter().map(|(outcome, _)| *outcome).collect();
+        assert_eq!(outcomes, [true, true, false, false]);
+        assert_eq!(decided.iter().filter(|(_, shadows)| shadows == &[false]).count(), 3, "denied in shadow");
+    }
+}
+
+#[test]
+fn a_global_policy_in_shadow_is_a_decision_of_its_own() {
+    let shadow = policy("s", "global", 1, r#","on_failure":"closed","enforce":"shadow""#);
+    let set = set(&[shadow, policy("g", "global", 1, r#","on_failure":"closed""#)]);
+    let plan = set.plan(&get("a"));
+    let mut alone = Decision::shadow(&plan, &plan.shadows[0], &set);
+    let mut decision = Decision::new(plan, &set);
+    assert_eq!((decision.step(&set, NOW), alone.step(&set, NOW)), (Step::Ask, Step::Ask));
+    let names = |decision: &Decision| -> Vec<String> {
+        decision.request(&set).charges.iter().map(|charge| charge.policy.clone()).collect()
+    };
+    assert_eq!((names(&decision), names(&alone)), (vec!["g".to_string()], vec!["s".to_string()]));
+}
+
+#[test]
+fn what_a_policy_denies_as_it_stands_asks_nobody_and_is_charged_to_guards_alone() {
+    let set = set(&[
+        policy("guard", "local", 2, r#","charge":"always""#),
+        policy("fair", "local", 2, ""),
+        policy("g", "global", 1, r#","on_failure":"open""#),
+        policy("who", "local", 9, r#","key":["user"],"on_missing":"reject""#),
+        r#"{"name":"closed","scope":"local","limit":"deny"}"#.into(),
+    ]);
+    let mut data = SharedData::default();
+    let reject = |step: Step| match step {
+        Step::Done(Outcome::Reject(rejection)) => rejection,
+        step => panic!("{step:?}"),
+    };
+    let unidentified = reject(data.decide(&Request::get("/"), &set, NOW));
+    assert_eq!(unidentified, Rejection::Unidentified { policies: vec![3] });
+    assert_eq!(data.writes, 1, "the guard's alone");
+    assert_eq!(reject(data.decide(&get("a"), &set, NOW)), Rejection::Barred { policies: vec![4] });
+    assert_eq!(data.writes, 2);
+}
+
+#[test]
+fn a_change_of_plan_mints_nothing() {
+    let plans = r#","key":["user"],"plans":{"by":{"header":"x-plan"},"gold":{"token_bucket":{"capacity":10,"refill":"1/30d"}}}"#;
+    let set = set(&[policy("p", "local", 4, plans)]);
+    let mut data = SharedData::default();
+    let mut count = |plan: &str, times: usize| {
+        (0..times).filter(|_| admitted(&data.decide(&get("a").with("x-plan", plan), &set, NOW))).count()
+    };
+    assert_eq!(count("gold", 3), 3);
+    assert_eq!(count("none", 9), 4, "what is left is cut to the lower capacity");
+    assert_eq!(count("gold", 9), 0, "and a higher one adds nothing");
+    assert_eq!(count("none", 9), 0);
+}
+
+#[test]
+fn a_change_of_the_hash_key_mints_nothing() {
+    let set = |hash_key: &str| {
+        read(&format!(
+            r#"{{"hash_key":{hash_key},"identities":{{"user":{{"sources":[{{"header":"x-user"}}]}}}},"policies":[{}]}}"#,
+            policy("p", "local", 5, r#","key":["user"]"#)
+        ))
+    };
+    let (old, new) = (r#"{"value":"the old secret text"}"#, r#"{"value":"the new secret text"}"#);
+    let both = set(r#"{"value":"the new secret text","previous":{"value":"the old secret text"}}"#);
+    let mut data = SharedData::default();
+    let mut count =
+        |set: &PolicySet, times: usize| (0..times).filter(|_| admitted(&data.decide(&get("a"), set, NOW))).count();
+    assert_eq!(count(&set(old), 2), 2);
+    // Proxies that have the change and proxies that do not.
+    assert_eq!([count(&both, 1), count(&set(old), 1), count(&both, 9), count(&set(old), 9)], [1, 1, 1, 0]);
+    // What the old bucket had spent before is not known under the new key: that is what `previous` is kept for.
+    assert_eq!(count(&both, 9), 0);
+    assert_eq!(count(&set(new), 9), 3);
+}

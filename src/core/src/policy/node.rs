@@ -54,7 +54,12 @@ impl fmt::Display for PolicyErrors {
 
 impl core::error::Error for PolicyErrors {}
 
-pub(super) type Issues = RefCell<Vec<Issue>>;
+/// What is found while a configuration is read.
+#[derive(Default)]
+pub(super) struct Issues {
+    pub(super) errors: RefCell<Vec<Issue>>,
+    pub(super) warnings: RefCell<Vec<Issue>>,
+}
 
 /// A value with the path that leads to it.
 #[derive(Clone)]
@@ -77,14 +82,26 @@ impl<'a> Node<'a> {
 
     /// Notes that this value is wrong. Gives nothing, so that a reader can end with it.
     pub(super) fn refuse<T>(&self, message: impl Into<String>) -> Option<T> {
-        self.issues.borrow_mut().push(Issue { path: self.path.clone(), message: message.into() });
+        self.note(&self.issues.errors, message.into());
         None
+    }
+
+    /// Notes that this value is right and yet hardly meant.
+    pub(super) fn warn(&self, message: impl Into<String>) {
+        self.note(&self.issues.warnings, message.into());
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn note(&self, issues: &RefCell<Vec<Issue>>, message: String) {
+        issues.borrow_mut().push(Issue { path: self.path.clone(), message });
     }
 
     fn refuse_kind<T>(&self, wanted: &str) -> Option<T> {
         self.refuse(format!("must be {wanted}, not {}", self.tree.kind()))
     }
 
+    #[inline(never)]
     fn child(&self, name: &str, tree: &'a Tree) -> Self {
         let path = if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) };
         Self { tree, path, issues: self.issues }
@@ -112,11 +129,17 @@ impl<'a> Node<'a> {
 
     /// A map with exactly one of the `known` fields, which says what kind of thing this is.
     pub(super) fn choice(&self, known: &[&str], example: &str) -> Option<(&'a str, Node<'a>)> {
+        self.choice_beside(known, &[], example)
+    }
+
+    /// The same, where fields of these other names may stand beside it.
+    pub(super) fn choice_beside(&self, known: &[&str], beside: &[&str], example: &str) -> Option<(&'a str, Node<'a>)> {
         let Tree::Map(map) = self.tree else {
             return self.refuse(format!("must be a map such as {example}, not {}", self.tree.kind()));
         };
         let is_known = |name: &String| known.contains(&name.as_str());
-        match map.as_slice() {
+        let chosen: Vec<&(String, Tree)> = map.iter().filter(|(name, _)| !beside.contains(&name.as_str())).collect();
+        match chosen.as_slice() {
             [(name, value)] if is_known(name) => Some((name, self.child(name, value))),
             [(name, value)] if nearest(name, known).is_some() => {
                 self.child(name, value).refuse(unknown("field", name, known))
@@ -164,6 +187,21 @@ impl<'a> Node<'a> {
             Tree::Whole(_) | Tree::Other | Tree::Bool(_) => self.refuse("must be text: put it in quotes"),
             _ => self.refuse_kind("text"),
         }
+    }
+
+    /// Text that is not empty.
+    pub(super) fn filled_text(&self) -> Option<&'a str> {
+        let text = self.text()?;
+        if text.is_empty() { self.refuse("must not be empty") } else { Some(text) }
+    }
+
+    pub(super) const fn is_map(&self) -> bool {
+        matches!(self.tree, Tree::Map(_))
+    }
+
+    /// Whether this is `true` or `false`, for a word that YAML takes for one of them.
+    pub(super) const fn as_boolean(&self) -> Option<bool> {
+        if let Tree::Bool(value) = self.tree { Some(*value) } else { None }
     }
 
     /// The word, when this is text: for values that are a word or a map.
@@ -241,6 +279,11 @@ impl<'a> Fields<'a> {
     /// The field, or an error that says what it is for.
     pub(super) fn required(&self, name: &str, purpose: &str) -> Option<Node<'a>> {
         self.get(name).or_else(|| self.node.refuse(format!("lacks `{name}`: {purpose}")))
+    }
+
+    /// Notes that this map as a whole is right and yet hardly meant.
+    pub(super) fn warn(&self, message: impl Into<String>) {
+        self.node.warn(message);
     }
 
     /// Notes that this map as a whole is wrong.

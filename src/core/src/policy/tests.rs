@@ -1,7 +1,9 @@
 #![allow(clippy::arithmetic_side_effects)]
 use super::*;
-use crate::facts::tests::Request;
-use crate::limit::{CalendarUnit, CalendarWindow, Window, ZoneName};
+use crate::facts::tests::{Request, metadata};
+use crate::facts::{Attribute, PeerName};
+use crate::key::Digest;
+use crate::limit::{CalendarUnit, CalendarWindow, Limit, Window, ZoneName};
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -50,6 +52,10 @@ const FULL: &str = r#"{
   ]
 }"#;
 
+fn limit(set: &PolicySet, policy: usize) -> Limit {
+    set.policies()[policy].limit.limit().expect("a limit")
+}
+
 fn names(set: &PolicySet, plan: &Plan) -> Vec<String> {
     plan.charges.iter().map(|charge| set.policies()[charge.policy].name.clone()).collect()
 }
@@ -67,8 +73,8 @@ fn a_whole_configuration_is_read() {
     let endpoint = set.endpoint.as_ref().unwrap();
     assert_eq!((endpoint.timeout, endpoint.max_in_flight), (Micros::from_millis(50), 256));
     assert_eq!(set.policies().len(), 3);
-    let Scope::Local { limit, sharing, charge_always } = set.policies()[0].scope else { panic!("local") };
-    assert_eq!((limit.capacity.count(), sharing, charge_always), (200, Sharing::Worker, true));
+    let Scope::Local { sharing, charge_always } = set.policies()[0].scope else { panic!("local") };
+    assert_eq!((limit(&set, 0).capacity().count(), sharing, charge_always), (200, Sharing::Worker, true));
     assert!(matches!(set.policies()[2].scope, Scope::Global { on_failure: FailMode::Closed, .. }));
 }
 
@@ -77,8 +83,9 @@ fn a_policy_needs_no_more_than_it_uses() {
     let set = read(
         r#"{"policies":[{"name":"all","scope":"local","limit":{"token_bucket":{"capacity":5,"refill":"100/min"}}}]}"#,
     );
-    let Scope::Local { limit, sharing, charge_always } = set.policies()[0].scope else { panic!("local") };
-    assert_eq!((limit.refill.period(), sharing, charge_always), (600_000, Sharing::Proxy, false));
+    let Scope::Local { sharing, charge_always } = set.policies()[0].scope else { panic!("local") };
+    let Limit::TokenBucket(bucket) = limit(&set, 0) else { panic!("a token bucket") };
+    assert_eq!((bucket.refill.period(), sharing, charge_always), (600_000, Sharing::Proxy, false));
     assert_eq!(names(&set, &set.plan(&Request::get("/anything"))), ["all"]);
 }
 
@@ -93,7 +100,7 @@ fn a_global_policy_has_any_of_five_limits_and_a_local_one_a_token_bucket() {
         r#"{"sliding_log": {"capacity": 100, "window": "1m"}}"#,
     ] {
         let set = read(&with(bucket, limit));
-        assert!(limit.contains(set.policies()[1].scope.limit().algorithm()));
+        assert!(limit.contains(self::limit(&set, 1).algorithm()));
         let request = Request::get("/a").with("x-api-key", "k");
         assert_ne!(key(&set, &request, "per-key"), key(&read(FULL), &request, "per-key"), "another budget");
         let found = errors(&with(r#"{"token_bucket": {"capacity": 200, "refill": "50/s"}}"#, limit));
@@ -122,7 +129,7 @@ fn a_fixed_window_is_a_span_or_a_unit_of_the_calendar_in_a_time_zone() {
     ] {
         let field = zone.map(|zone| format!(r#", "time_zone": "{zone}""#)).unwrap_or_default();
         let set = read(&with(bucket, &format!(r#"{{"fixed_window": {{"capacity": 9, "window": "{word}"{field}}}}}"#)));
-        let Limit::FixedWindow(limit) = set.policies()[1].scope.limit() else { panic!("a fixed window") };
+        let Limit::FixedWindow(limit) = self::limit(&set, 1) else { panic!("a fixed window") };
         let zone = ZoneName::new(zone.unwrap_or("UTC")).unwrap();
         assert_eq!(limit.window, Window::Calendar(CalendarWindow::new(unit, zone)));
     }
@@ -548,4 +555,375 @@ fn no_secret_is_shown() {
     assert_eq!(token.map(AuthToken::header), Some("Bearer token-secret-token"));
     let shown = format!("{set:?}");
     assert!(!shown.contains("secret"), "{shown}");
+}
+
+/// A small configuration: the identities, the routes and one local policy's further fields, as JSON.
+fn small(identities: &str, routes: &str, fields: &str) -> String {
+    let bucket = r#""limit": {"token_bucket": {"capacity": 100, "refill": "1/30d"}}"#;
+    let limit = if fields.contains("\"limit\"") { String::new() } else { format!(", {bucket}") };
+    let key = if fields.contains("\"key\"") { "" } else { r#", "key": ["who"]"# };
+    format!(
+        r#"{{"hash_key": {{"value": "{SECRET}"}}, "identities": {{{identities}}}, "routes": [{routes}],
+            "policies": [{{"name": "p", "scope": "local"{key}{limit}{fields}}}]}}"#
+    )
+}
+
+fn who(sources: &str) -> String {
+    format!(r#""who": {{"sources": [{sources}]}}"#)
+}
+
+fn warnings(set: &PolicySet) -> Vec<String> {
+    set.warnings().iter().map(ToString::to_string).collect()
+}
+
+/// What became of the identity `who`.
+fn result(set: &PolicySet, request: &Request) -> IdentityResult {
+    set.plan(request).identities[0].1
+}
+
+#[test]
+fn the_first_source_that_is_there_and_valid_counts() {
+    // F02
+    let identity = r#""who": {"sources": [
+        {"metadata": {"filter": "jwt", "path": ["payload", "tenant"]}}, {"header": "x-auth-sub"},
+        {"header": "authorization", "scheme": "Bearer"}, {"cookie": "sid"}, {"query": "key"}, {"filter_state": "f"},
+        {"peer": "uri_san"}, {"route_metadata": {"filter": "r", "path": ["a"]}},
+        {"virtual_host_metadata": {"filter": "v", "path": ["a"]}}, {"literal": "nobody"}], "pattern": "[a-z]{1,9}"}"#;
+    let set = read(&small(identity, "", ""));
+    let tenant = metadata("jwt", &["payload", "tenant"]);
+    let key_of = |request: &Request| key(&set, request, "p");
+    let get = || Request::get("/?key=query").with("cookie", "sid=cookie");
+    let verified = key_of(&get().with_attribute(&tenant, "acme"));
+    for rotating in ["a", "b", "acme"] {
+        assert_eq!(key_of(&get().with_attribute(&tenant, "acme").with("x-auth-sub", rotating)), verified);
+        assert_ne!(
+            key_of(&get().with("x-auth-sub", rotating)),
+            verified,
+            "nobody can write the name that was verified"
+        );
+    }
+    let keys = [
+        verified,
+        key_of(&get().with("x-auth-sub", "sub").with("authorization", "Bearer token")),
+        key_of(&get().with("authorization", "bearer token")),
+        key_of(&get().with("authorization", "Basic token")),
+        key_of(&Request::get("/?key=query")),
+        key_of(&Request::get("/").with_attribute(&Attribute::FilterState("f".into()), "state")),
+        key_of(&Request::get("/").with_attribute(&Attribute::Peer(PeerName::UriSan), "spiffe")),
+        key_of(&Request::get("/")),
+    ];
+    let different: std::collections::BTreeSet<_> = keys.iter().collect();
+    assert_eq!(different.len(), keys.len());
+    // What is there and is not of the form is passed over, and does not take a bucket of its own.
+    assert_eq!(key_of(&get().with("x-auth-sub", "ROTATING")), key_of(&get()));
+    assert_eq!(set.identities()[0].sources.len(), 10);
+}
+
+#[test]
+fn what_became_of_an_identity_is_told() {
+    let set =
+        read(&small(r#""who": {"sources": [{"header": "x-tenant"}, {"cookie": "t"}], "pattern": "[a-z]+"}"#, "", ""));
+    let get = || Request::get("/");
+    assert_eq!(result(&set, &get().with("x-tenant", "acme")), IdentityResult::Ok);
+    assert_eq!(result(&set, &get()), IdentityResult::Missing);
+    assert_eq!(result(&set, &get().with("x-tenant", "ACME")), IdentityResult::Invalid);
+    assert_eq!(result(&set, &get().with("x-tenant", "ACME").with("cookie", "t=acme")), IdentityResult::Ok);
+    assert_eq!(result(&set, &get().with("x-tenant", "a").with("x-tenant", "b")), IdentityResult::Ambiguous);
+    let hops = read(&small(&who(r#"{"client_address": {"trusted_hops": 2}}"#), "", ""));
+    assert_eq!(result(&hops, &get().with("x-forwarded-for", "1.1.1.1, 2.2.2.2")), IdentityResult::Ok);
+    assert_eq!(result(&hops, &get().with("x-forwarded-for", "1.1.1.1")), IdentityResult::XffShort);
+    assert_eq!(result(&hops, &get().with("x-forwarded-for", "me, 2.2.2.2")), IdentityResult::Invalid);
+}
+
+#[test]
+fn an_identity_that_no_applying_policy_needs_is_not_looked_for() {
+    let text =
+        small(&who(r#"{"header": "x-tenant"}"#), r#"{"name": "a", "path": "/a"}"#, r#", "match": {"routes": ["a"]}"#);
+    let set = read(&text);
+    assert_eq!(set.plan(&Request::get("/a")).identities.len(), 1);
+    assert_eq!(set.plan(&Request::get("/b")).identities, []);
+}
+
+#[test]
+fn a_request_without_identity_is_pooled_skipped_or_rejected_as_the_policy_says() {
+    // F04
+    let plan = |choice: &str| {
+        let set = read(&small(&who(r#"{"header": "x-api-key"}"#), "", &format!(r#", "on_missing": "{choice}""#)));
+        set.plan(&Request::get("/"))
+    };
+    assert_eq!(plan("anonymous").charges.len(), 1);
+    assert_eq!((plan("skip").charges.len(), plan("skip").skipped), (0, vec![0]));
+    let refusal = Refusal { policy: 0, reason: RefusalReason::IdentityMissing, enforced: true };
+    assert_eq!((plan("reject").charges.len(), plan("reject").refusals), (0, vec![refusal]));
+}
+
+#[test]
+fn a_route_class_is_chosen_by_host_headers_and_envoys_route_too() {
+    let routes = r#"
+        {"name": "admin", "host": "*.admin.example.com", "path": "/**"},
+        {"name": "grpc", "headers": [{"name": "Content-Type", "prefix": "application/grpc"}]},
+        {"name": "batch", "headers": [{"name": "x-mode", "exact": "batch"}, {"name": "x-id", "present": true}], "cost": 9},
+        {"name": "quiet", "headers": [{"name": "user-agent", "present": false}]},
+        {"name": "named", "envoy_route": "reports"}"#;
+    let set = read(&small(&who(r#"{"header": "x"}"#), routes, ""));
+    let class = |request: &Request| set.route_name(set.plan(request).route).to_string();
+    let get = || Request::get("/a").with("user-agent", "curl");
+    let host = |host: &'static str| class(&Request { host, ..get() });
+    assert_eq!(host("eu.ADMIN.example.com:8443"), "admin");
+    assert_eq!(host("admin.example.com"), "other");
+    assert_eq!(class(&get().with("content-type", "application/grpc+proto")), "grpc");
+    assert_eq!(class(&get().with("x-mode", "batch").with("x-id", "1")), "batch");
+    assert_eq!(class(&get().with("x-mode", "batch")), "other");
+    assert_eq!(class(&Request::get("/a")), "quiet");
+    assert_eq!(class(&get().with_attribute(&Attribute::RouteName, "reports")), "named");
+    // Sent twice, a header leads to the class that costs more: neither order is a way round it.
+    for (one, two) in [("batch", "light"), ("light", "batch"), ("light", "light")] {
+        assert_eq!(class(&get().with("x-mode", one).with("x-mode", two).with("x-id", "1")), "batch");
+    }
+}
+
+#[test]
+fn a_header_that_was_sent_twice_exempts_nobody() {
+    let routes =
+        r#"{"name": "probe", "path": "/**", "headers": [{"name": "x-probe", "exact": "s3cret"}], "exempt": true}"#;
+    let set = read(&small(&who(r#"{"header": "x"}"#), routes, ""));
+    let get = || Request::get("/a").with("x-probe", "s3cret");
+    assert!(set.plan(&get()).exempt);
+    assert!(!set.plan(&get().with("x-probe", "s3cret")).exempt);
+}
+
+#[test]
+fn a_cost_is_read_from_the_request_within_its_bounds() {
+    let routes = r#"
+        {"name": "rows", "path": "/rows", "cost": {"from": {"header": "X-Rows"}, "per": 10, "min": 2, "max": 50, "default": 4}},
+        {"name": "put", "path": "/put", "cost": {"from": "content_length", "per": 1000, "max": 60}},
+        {"name": "meta", "path": "/meta", "cost": {"from": {"metadata": {"filter": "f", "path": ["n"]}}, "max": 70}}"#;
+    let set = read(&small(&who(r#"{"header": "x"}"#), routes, ""));
+    let cost = |request: &Request| {
+        let plan = set.plan(request);
+        (plan.charges[0].cost.count(), plan.cost_made_up)
+    };
+    let rows = |value: &str| cost(&Request::get("/rows").with("x-rows", value));
+    assert_eq!([rows("5"), rows("55"), rows("5000")], [(2, false), (6, false), (50, false)]);
+    assert_eq!([rows("-100"), cost(&Request::get("/rows"))], [(4, true), (4, true)]);
+    assert_eq!(cost(&Request::get("/put")), (60, true), "what is not said is taken for the most");
+    assert_eq!(cost(&Request::get("/put").with("content-length", "0")), (1, false));
+    assert_eq!(cost(&Request::get("/meta").with_attribute(&metadata("f", &["n"]), 7_f64.to_le_bytes())), (7, false));
+    assert_eq!(cost(&Request::get("/else")), (1, false));
+}
+
+const PLANS: &str = r#", "plans": {"by": {"metadata": {"filter": "jwt", "path": ["plan"]}},
+    "gold": {"token_bucket": {"capacity": 1000, "refill": "10/s"}}, "free": "deny", "staff": "unlimited"}"#;
+
+#[test]
+fn a_plan_chooses_the_limit_and_never_the_bucket() {
+    let set = read(&small(&who(r#"{"header": "x"}"#), "", PLANS));
+    let by = metadata("jwt", &["plan"]);
+    let plan = |name: &str| set.plan(&Request::get("/").with("x", "acme").with_attribute(&by, name));
+    let capacity = |plan: &Plan| plan.charges[0].limit.capacity().count();
+    let (gold, none) = (plan("gold"), set.plan(&Request::get("/").with("x", "acme")));
+    assert_eq!((capacity(&gold), capacity(&none)), (1000, 100));
+    assert_eq!(gold.charges[0].key, none.charges[0].key);
+    assert!(none.unknown_plans.is_empty());
+    for unknown in ["platinum", "Gold", "gold ", "by"] {
+        assert_eq!((capacity(&plan(unknown)), plan(unknown).unknown_plans), (100, vec![0]), "{unknown}");
+    }
+    let free = Refusal { policy: 0, reason: RefusalReason::Denies, enforced: true };
+    assert_eq!((plan("free").charges.len(), plan("free").refusals), (0, vec![free]));
+    assert_eq!((plan("staff").charges.len(), plan("staff").refusals.len()), (0, 0));
+    let by_identity = r#", "key": [], "plans": {"by": "who", "gold": "deny"}"#;
+    let set = read(&small(&who(r#"{"header": "x"}"#), "", by_identity));
+    assert_eq!(set.plan(&Request::get("/").with("x", "gold")).refusals.len(), 1);
+    assert_eq!(set.plan(&Request::get("/").with("x", "gold").with("x", "a")).unknown_plans, [0]);
+}
+
+#[test]
+fn a_percentage_enforces_on_a_stable_share_of_keys() {
+    let share = |enforce: &str| {
+        let set = read(&small(&who(r#"{"header": "x"}"#), "", &format!(r#", "enforce": {enforce}"#)));
+        let plans = (0..1000).map(|n| set.plan(&Request::get("/").with("x", n.to_string())));
+        plans.map(|plan| !plan.charges.is_empty()).collect::<Vec<_>>()
+    };
+    let count = |enforce: &str| share(enforce).iter().filter(|enforced| **enforced).count();
+    assert_eq!([count("\"on\""), count("true"), count("\"100%\"")], [1000; 3]);
+    assert_eq!([count("\"shadow\""), count("\"0%\"")], [0; 2]);
+    assert!((50..150).contains(&count("\"10%\"")), "{}", count("\"10%\""));
+    assert_eq!(share("\"10%\""), share("\"10%\""));
+    let (few, more) = (share("\"10%\""), share("\"40%\""));
+    assert!(few.iter().zip(&more).all(|(few, more)| !few || *more), "who is limited at 10% is at 40%");
+}
+
+#[test]
+fn a_policy_in_shadow_is_planned_apart() {
+    let set = read(&small(&who(r#"{"header": "x"}"#), "", r#", "enforce": "shadow", "on_missing": "reject""#));
+    let plan = set.plan(&Request::get("/").with("x", "acme"));
+    assert_eq!((plan.charges.len(), plan.shadows.len()), (0, 1));
+    assert!(!set.plan(&Request::get("/")).refusals[0].enforced);
+}
+
+#[test]
+fn a_namespace_separates_every_key() {
+    let text = small(&who(r#"{"header": "x"}"#), "", "");
+    let within = |name: &str| read(&text.replacen('{', &format!(r#"{{"namespace": "{name}", "#), 1));
+    let charge = |set: &PolicySet| set.plan(&Request::get("/").with("x", "acme")).charges[0].clone();
+    let (none, one, two) = (charge(&read(&text)), charge(&within("one")), charge(&within("two")));
+    assert!(none.key != one.key && one.key != two.key && none.group != one.group && one.group != two.group);
+    assert_ne!(within("one").policies()[0].overflow(), within("two").policies()[0].overflow());
+    assert_eq!(charge(&within("one")), one);
+}
+
+#[test]
+fn while_the_hash_key_is_changed_both_buckets_are_charged() {
+    const NEW: &str = "another secret of enough bytes";
+    let text = small(&who(r#"{"header": "x"}"#), "", "");
+    let old = format!(r#"{{"value": "{SECRET}"}}"#);
+    let charges = |secret: &str| {
+        let set = read(&text.replacen(&old, secret, 1));
+        let plans = ["acme", ""].map(|who| set.plan(&Request::get("/").with("x", who)).charges);
+        plans.concat()
+    };
+    let (before, after) = (charges(&old), charges(&format!(r#"{{"value": "{NEW}"}}"#)));
+    let both = charges(&format!(r#"{{"value": "{NEW}", "previous": {old}}}"#));
+    assert_eq!(both, [&after[0], &before[0], &after[1], &before[1]].map(Clone::clone));
+    let errors = |secret: &str| errors(&text.replacen(&old, secret, 1));
+    assert!(errors(&format!(r#"{{"value": "{SECRET}", "previous": {old}}}"#)).contains("is the same secret"));
+    assert!(
+        errors(r#"{"env": "TOLLGATE_HASH_KEY", "previous": {"env": "UNSET"}}"#).starts_with("hash_key.previous.env: ")
+    );
+    assert!(errors(r#"{"previous": {"env": "X"}}"#).contains("must have exactly one of env, value"));
+}
+
+#[test]
+fn what_is_hardly_meant_is_a_warning() {
+    assert_eq!(warnings(&read(FULL)), [] as [&str; 0]);
+    let who_by_header = who(r#"{"header": "x"}"#);
+    for (text, expected) in [
+        (small(&who(r#"{"header": "Authorization"}"#), "", ""), "identities.who.sources[0].header: without a scheme"),
+        (small(&who(r#"{"header": "x-forwarded-for"}"#), "", ""), "identities.who.sources[0].header: clients write"),
+        (small(&who_by_header, "", r#", "key": []"#), "identities.who: no policy uses the identity \"who\""),
+        (
+            small(
+                &who_by_header,
+                r#"{"name": "a", "path": "/a"}, {"name": "b", "path": "/b"}"#,
+                r#", "match": {"routes": ["a"]}"#,
+            ),
+            "routes[1]: no policy is for the route class \"b\"",
+        ),
+        (
+            small(
+                &who_by_header,
+                r#"{"name": "a", "headers": [{"name": "x-a", "present": true}], "exempt": true}"#,
+                "",
+            ),
+            "routes[0]: whoever sends these headers is exempt",
+        ),
+        (
+            small(&who_by_header, "", r#", "plans": {"by": {"header": "x-plan"}, "gold": "unlimited"}"#),
+            "policies[0].plans.by: a client chooses its plan",
+        ),
+        (small(&who_by_header, "", r#", "limit": "unlimited""#), "policies[0].limit: the policy \"p\" limits nothing"),
+        (with("\"50ms\"", "\"2s\""), "endpoint.timeout: a request waits up to 2s"),
+        (
+            small(&who_by_header, "", "").replacen('{', r#"{"endpoint": {"cluster": "c"}, "#, 1),
+            "endpoint: no policy is of scope global",
+        ),
+    ] {
+        let found = warnings(&read(&text));
+        assert!(found.len() == 1 && found[0].starts_with(expected), "expected {expected}\nfound {found:?}");
+    }
+}
+
+#[test]
+fn what_contradicts_itself_is_an_error() {
+    let who_by_header = who(r#"{"header": "x"}"#);
+    let cost = |cost: &str| small(&who_by_header, &format!(r#"{{"name": "a", "path": "/a", "cost": {cost}}}"#), "");
+    let source = |source: &str| small(&who(source), "", "");
+    let route = |fields: &str| small(&who_by_header, &format!(r#"{{"name": "a", {fields}}}"#), "");
+    let policy = |fields: &str| small(&who_by_header, "", fields);
+    for (text, expected) in [
+        (source(r#"{"header": "x", "scheme": ""}"#), "sources[0].scheme: must not be empty"),
+        (source(r#"{"cookie": "sid", "scheme": "Bearer"}"#), "sources[0].scheme: is for a header"),
+        (source(r#"{"cookie": "a=b"}"#), "sources[0].cookie: \"a=b\" is not the name of a cookie"),
+        (source(r#"{"header": "x", "cookie": "y"}"#), "sources[0]: must have exactly one of header, cookie"),
+        (source(r#"{"coookie": "y"}"#), "did you mean \"cookie\"?"),
+        (source(r#"{"metadata": {"filter": "f", "path": []}}"#), "sources[0].metadata.path: must not be empty"),
+        (source(r#"{"metadata": {"filter": "f", "path": "a.b"}}"#), "sources[0].metadata.path: must be a list: [a.b]"),
+        (source(r#"{"metadata": {"path": ["a"]}}"#), "sources[0].metadata: lacks `filter`"),
+        (source(r#"{"peer": "san"}"#), "sources[0].peer: unknown value \"san\""),
+        (source(r#"{"client_address": {"trusted_hops": 17}}"#), "must be between 0 and 16, is 17"),
+        (source(r#"{"client_address": {"trusted_hop": 1}}"#), "did you mean \"trusted_hops\"?"),
+        (source(r#"{"literal": "a"}, {"header": "x"}"#), "sources[0]: a literal is always there, so it comes last"),
+        (
+            small(r#""who": {"sources": [{"literal": "A"}], "pattern": "[a-z]"}"#, "", ""),
+            "sources[0]: the text \"A\" is not of the identity's own pattern",
+        ),
+        (
+            small(r#""who": {"sources": [{"client_address": {}}], "pattern": "[a-z]"}"#, "", ""),
+            "identities.who.pattern: is for text",
+        ),
+        (
+            small(r#""who": {"sources": [{"header": "x"}], "pattern": "^[a-z]$"}"#, "", ""),
+            "identities.who.pattern: at character 1: a pattern is for the whole value",
+        ),
+        (route(r#""exempt": false"#), "routes[0]: lacks what it matches, such as `path`"),
+        (route(r#""host": "example.com:80""#), "routes[0].host: \"example.com:80\": the port takes no part"),
+        (route(r#""headers": [{"exact": "a"}]"#), "routes[0].headers[0]: lacks `name`"),
+        (
+            route(r#""headers": [{"name": "a"}]"#),
+            "routes[0].headers[0]: must have exactly one of present, exact, prefix",
+        ),
+        (route(r#""headers": [{"name": "a", "prefix": ""}]"#), "routes[0].headers[0].prefix: must not be empty"),
+        (route(r#""path": "/**", "exempt": true"#), "policies[0]: no request is limited by the policy \"p\""),
+        (
+            small(&who_by_header, r#"{"name": "a", "path": "/**"}"#, r#", "match": {"routes": ["other"]}"#),
+            "policies[0]: no request is limited by the policy \"p\"",
+        ),
+        (
+            small(
+                &who_by_header,
+                r#"{"name": "a", "host": "*.b.c", "path": "/x/**"}, {"name": "b", "host": "a.b.c", "path": "/x/y"}"#,
+                "",
+            ),
+            "routes[1]: no request reaches the route class \"b\"",
+        ),
+        (cost(r#"{"max": 5}"#), "routes[0].cost: lacks `from`"),
+        (cost(r#"{"from": "content_length"}"#), "routes[0].cost: lacks `max`"),
+        (cost(r#"{"from": "content_lenght", "max": 5}"#), "did you mean \"content_length\"?"),
+        (cost(r#"{"from": {"header": "x"}, "min": 6, "max": 5}"#), "routes[0].cost.min: is above the `max` of 5"),
+        (cost(r#"{"from": {"header": "x"}, "max": 5, "default": 6}"#), "routes[0].cost.default: must be between"),
+        (cost(r#"{"from": {"header": "x"}, "max": 5, "per": 0}"#), "routes[0].cost.per: must be between 1"),
+        (cost(r#"{"from": {"header": "x"}, "max": 101}"#), "policies[0].limit: the capacity 100 is below the cost 101"),
+        (policy(r#", "limit": "denny""#), "policies[0].limit: unknown limit \"denny\": did you mean \"deny\"?"),
+        (policy(r#", "enforce": "shadwo""#), "policies[0].enforce: unknown value \"shadwo\": did you mean \"shadow\"?"),
+        (policy(r#", "enforce": false"#), "policies[0].enforce: must be on, shadow, or a percentage"),
+        (policy(r#", "enforce": 10"#), "policies[0].enforce: must be on, shadow, or a percentage"),
+        (policy(r#", "enforce": "101%""#), "policies[0].enforce: \"101%\": a percentage is a whole number"),
+        (policy(r#", "enforce": "+1%""#), "policies[0].enforce: \"+1%\": a percentage is a whole number"),
+        (policy(r#", "plans": {"gold": "deny"}"#), "policies[0].plans: lacks `by`"),
+        (policy(r#", "plans": {"by": "who"}"#), "policies[0].plans: lacks plans"),
+        (policy(r#", "plans": {"by": "whoo", "a": "deny"}"#), "policies[0].plans.by: unknown identity \"whoo\""),
+        (
+            policy(r#", "plans": {"by": "who", "a": {"gcra": {"burst": 5, "rate": "1/s"}}}"#),
+            "policies[0].plans.a: a policy of scope local has a token_bucket",
+        ),
+        (
+            with(
+                r#""on_failure": "closed""#,
+                r#""on_failure": "closed", "plans": {"by": "credential", "a": {"gcra": {"burst": 5, "rate": "1/s"}}}"#,
+            ),
+            "policies[2].plans.a: the limits of one policy are of one algorithm, here token_bucket",
+        ),
+        (
+            small(
+                &who_by_header,
+                r#"{"name": "a", "path": "/a", "cost": 6}"#,
+                r#", "plans": {"by": "who", "gold": {"token_bucket": {"capacity": 5, "refill": "1/s"}}}"#,
+            ),
+            "the capacity 5 is below the cost 6",
+        ),
+        (small(&who_by_header, "", "").replacen('{', r#"{"namespace": "a b", "#, 1), "namespace: must be 1 to 64"),
+    ] {
+        let found = errors(&text);
+        assert!(found.contains(expected), "expected {expected}\nfound {found}");
+    }
 }

@@ -1,0 +1,266 @@
+//! From a request's facts to what is to be asked of which buckets.
+
+use super::budget::{Allowance, KeyPart, OnMissing, PlanBy, Plans, Policy, overflow};
+use super::cost::CostRule;
+use super::route::{Reading, Route, RouteClass, Subject};
+use super::{IdentityResult, PolicySet};
+use crate::facts::{Facts, Found, Once, Value};
+use crate::key::{Digest, HashKey};
+use crate::limit::Limit;
+use crate::units::Tokens;
+use core::cell::OnceCell;
+
+/// What one request is charged, before anything has been asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Its route class.
+    pub route: Route,
+    /// The route class is exempt: no policy applies.
+    pub exempt: bool,
+    /// What it is charged, all or nothing: for each policy that applies one, in the order of the list; and while a hash
+    /// key is changed another under the key before.
+    pub charges: Vec<Charge>,
+    /// The same for policies that are not enforced here, each to be decided by itself.
+    pub shadows: Vec<Charge>,
+    /// Policies that reject it, or would, whatever is in their buckets.
+    pub refusals: Vec<Refusal>,
+    /// Policies that a missing identity skipped.
+    pub skipped: Vec<usize>,
+    /// Every identity that was looked for, by its place in the set, and what became of it.
+    pub identities: Vec<(usize, IdentityResult)>,
+    /// Policies to which the request named a plan that they do not know.
+    pub unknown_plans: Vec<usize>,
+    /// What the request says of its cost could not be used.
+    pub cost_made_up: bool,
+}
+
+/// One policy's part in a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// The policy's place in the list.
+    pub policy: usize,
+    /// Names the bucket.
+    pub key: Digest,
+    /// Names the group of buckets that are kept together: that of the key's first identity.
+    pub group: Digest,
+    /// What the request costs.
+    pub cost: Tokens,
+    /// The limit of the bucket, for this caller.
+    pub limit: Limit,
+}
+
+/// A policy that rejects without asking a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The policy's place in the list.
+    pub policy: usize,
+    /// Why.
+    pub reason: RefusalReason,
+    /// Whether it is enforced for this caller.
+    pub enforced: bool,
+}
+
+/// Why a policy rejects without asking a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalReason {
+    /// It wants an identity that the request lacks.
+    IdentityMissing,
+    /// Its limit is `deny`.
+    Denies,
+}
+
+impl Plan {
+    /// A plan that asks for one charge alone, as a policy in shadow is decided.
+    #[must_use]
+    pub fn alone(charge: Charge, route: Route) -> Self {
+        Self { charges: vec![charge], ..Self::empty(route) }
+    }
+
+    const fn empty(route: Route) -> Self {
+        Self {
+            route,
+            exempt: false,
+            charges: Vec::new(),
+            shadows: Vec::new(),
+            refusals: Vec::new(),
+            skipped: Vec::new(),
+            identities: Vec::new(),
+            unknown_plans: Vec::new(),
+            cost_made_up: false,
+        }
+    }
+}
+
+pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
+    let facts = Once::new(facts);
+    let (route, class) = classify(set, &facts);
+    let mut plan = Plan { exempt: class.is_some_and(|class| class.exempt), ..Plan::empty(route) };
+    if plan.exempt {
+        return plan;
+    }
+    let caller = Caller::new(set, &facts);
+    let cost = OnceCell::new();
+    for (index, policy) in set.policies.iter().enumerate() {
+        if !policy.applies_to(route) {
+            continue;
+        }
+        let Some(hash_key) = set.hash_keys.first() else { continue };
+        let refused = |reason| {
+            let enforced = policy.enforce.applies_to(&caller.keys(policy, route, hash_key).0);
+            Refusal { policy: index, reason, enforced }
+        };
+        if policy.on_missing != OnMissing::Anonymous && caller.lacks_identity(policy) {
+            match policy.on_missing {
+                OnMissing::Reject => plan.refusals.push(refused(RefusalReason::IdentityMissing)),
+                OnMissing::Skip | OnMissing::Anonymous => plan.skipped.push(index),
+            }
+            continue;
+        }
+        let (allowance, known) = caller.allowance(policy);
+        if !known {
+            plan.unknown_plans.push(index);
+        }
+        let limit = match allowance {
+            Allowance::Limit(limit) => limit,
+            Allowance::Unlimited => continue,
+            Allowance::Deny => {
+                plan.refusals.push(refused(RefusalReason::Denies));
+                continue;
+            }
+        };
+        let (key, group) = caller.keys(policy, route, hash_key);
+        let enforced = policy.enforce.applies_to(&key);
+        let (cost, made_up) = *cost.get_or_init(|| class.map_or((Tokens::ONE, false), |class| class.cost.of(&facts)));
+        plan.cost_made_up = made_up;
+        let charges = if enforced { &mut plan.charges } else { &mut plan.shadows };
+        charges.push(Charge { policy: index, key, group, cost, limit });
+        for before in set.hash_keys.iter().skip(1).filter(|_| enforced) {
+            let (key, group) = caller.keys(policy, route, before);
+            charges.push(Charge { policy: index, key, group, cost, limit });
+        }
+    }
+    plan.identities = caller.results();
+    plan
+}
+
+/// The first class in the list that the request belongs to. A request that can be read in several ways (see
+/// [`Reading`]) belongs to the strictest of its classes: one that is not exempt, and costs more.
+fn classify<'a>(set: &'a PolicySet, facts: &dyn Facts) -> (Route, Option<&'a RouteClass>) {
+    let request = Subject::new(facts);
+    let class_of = |reading: Reading| {
+        let found = set.routes.iter().enumerate().find(|(_, class)| class.matches(&request, reading));
+        found.map_or((Route::Other, None), |(index, class)| (Route::Listed(index), Some(class)))
+    };
+    let strictness = |class: Option<&RouteClass>| {
+        class.map_or((true, Tokens::ONE), |class| (!class.exempt, CostRule::most(&class.cost)))
+    };
+    let [plain, others @ ..] = Reading::ALL;
+    others.into_iter().filter(|reading| request.can_be_read(*reading)).map(class_of).fold(
+        class_of(plain),
+        |one, other| {
+            if strictness(other.1) > strictness(one.1) { other } else { one }
+        },
+    )
+}
+
+/// Who a request is from: each identity is looked for once, when the first policy needs it.
+struct Caller<'a> {
+    set: &'a PolicySet,
+    facts: &'a dyn Facts,
+    found: Vec<OnceCell<(IdentityResult, Option<Value>)>>,
+}
+
+impl<'a> Caller<'a> {
+    fn new(set: &'a PolicySet, facts: &'a dyn Facts) -> Self {
+        Self { set, facts, found: set.identities.iter().map(|_| OnceCell::new()).collect() }
+    }
+
+    /// What became of the identities that were looked for.
+    fn results(&self) -> Vec<(usize, IdentityResult)> {
+        let known = self.found.iter().enumerate().filter_map(|(index, found)| Some((index, found.get()?)));
+        known.map(|(index, (result, _))| (index, *result)).collect()
+    }
+
+    fn identity(&self, index: usize) -> Option<&(IdentityResult, Option<Value>)> {
+        let identity = self.set.identities.get(index)?;
+        Some(self.found.get(index)?.get_or_init(|| identity.find(self.facts)))
+    }
+
+    fn value(&self, index: usize) -> Option<&Value> {
+        self.identity(index)?.1.as_ref()
+    }
+
+    fn lacks_identity(&self, policy: &Policy) -> bool {
+        policy.key.iter().any(|part| match part {
+            KeyPart::Identity(index) => self.value(*index).is_none(),
+            KeyPart::Route => false,
+        })
+    }
+
+    /// What a policy allows this caller, and whether it knows the plan that the caller has, if any.
+    fn allowance(&self, policy: &Policy) -> (Allowance, bool) {
+        let Some(plans) = &policy.plans else { return (policy.limit, true) };
+        match self.named(plans) {
+            Ok(None) => (policy.limit, true),
+            Ok(Some(name)) => {
+                let found = plans.allowances.iter().find(|(known, _)| known.as_bytes() == name);
+                found.map_or((policy.limit, false), |(_, allowance)| (*allowance, true))
+            }
+            Err(()) => (policy.limit, false),
+        }
+    }
+
+    /// The name of the caller's plan; an error when there are several, or one that cannot be used.
+    fn named(&self, plans: &Plans) -> Result<Option<Vec<u8>>, ()> {
+        match &plans.by {
+            PlanBy::Identity(index) => match self.identity(*index) {
+                Some((_, Some(value))) => Ok(Some(value.bytes().to_vec())),
+                Some((IdentityResult::Missing, None)) | None => Ok(None),
+                Some(_) => Err(()),
+            },
+            PlanBy::Source(source) => match source.find(self.facts) {
+                Found::Value(value) => Ok(Some(value.bytes().to_vec())),
+                Found::Absent => Ok(None),
+                Found::Ambiguous | Found::Invalid | Found::Short(_) => Err(()),
+            },
+        }
+    }
+
+    /// The digests of a policy's bucket and of its group.
+    fn keys(&self, policy: &Policy, route: Route, hash_key: &HashKey) -> (Digest, Digest) {
+        let mut key = hash_key.digest("key");
+        key.part(policy.name.as_bytes());
+        // What one algorithm has stored means nothing to another; the plan is left out, so that none is a second budget.
+        key.part(policy.algorithm().as_bytes());
+        let mut group = None;
+        for part in &policy.key {
+            match part {
+                KeyPart::Route => key.part(self.set.route_name(route).as_bytes()),
+                KeyPart::Identity(index) => {
+                    let name = self.set.identities.get(*index).map_or("", |identity| identity.name.as_str());
+                    let mut one = hash_key.digest("identity");
+                    one.part(name.as_bytes());
+                    match self.value(*index) {
+                        Some(value) => value.digest(&mut one),
+                        None => one.absent(),
+                    }
+                    let one = one.finish();
+                    key.part(one.as_bytes());
+                    group.get_or_insert(one);
+                }
+            }
+        }
+        (key.finish(), group.unwrap_or_else(|| overflow(hash_key, &policy.name)))
+    }
+}
+
+impl Policy {
+    fn applies_to(&self, route: Route) -> bool {
+        self.routes.as_ref().is_none_or(|routes| routes.contains(&route))
+    }
+
+    /// The algorithm that all its limits are of.
+    fn algorithm(&self) -> &'static str {
+        self.allowances().find_map(Allowance::limit).map_or("", |limit| limit.algorithm())
+    }
+}

@@ -1,0 +1,141 @@
+//! Route classes: what they match, and what they cost.
+
+use super::identity::metadata;
+use super::limit::tokens;
+use super::{header_name, without_repeats};
+use crate::facts::MetadataOf;
+use crate::path::Template;
+use crate::policy::node::{Fields, Node};
+use crate::policy::{CostRule, HeaderMatch, HostPattern, Measure, RouteClass, ValueMatch};
+use crate::units::{MAX_TOKENS, Tokens};
+use core::num::NonZeroU64;
+
+pub(super) const MAX_ROUTES: usize = 1024;
+
+const FIELDS: &[&str] = &["name", "methods", "host", "path", "headers", "envoy_route", "exempt", "cost"];
+
+pub(super) fn routes(node: &Node<'_>) -> Vec<RouteClass> {
+    let mut classes: Vec<RouteClass> = Vec::new();
+    for node in node.list().unwrap_or_default() {
+        if classes.len() == MAX_ROUTES {
+            node.refuse::<()>(format!("there can be at most {MAX_ROUTES} route classes"));
+            break;
+        }
+        if let Some(class) = route(&node, &classes) {
+            if let Some(first) = classes.iter().find(|first| first.takes_all_of(&class)) {
+                let (name, first) = (&class.name, &first.name);
+                node.refuse::<()>(format!(
+                    "no request reaches the route class {name:?}: {first:?} before it takes all that it matches"
+                ));
+            }
+            classes.push(class);
+        }
+    }
+    classes
+}
+
+fn route(node: &Node<'_>, earlier: &[RouteClass]) -> Option<RouteClass> {
+    let fields = node.fields(FIELDS)?;
+    let name = fields.required("name", "what the route class is called in keys and metrics").and_then(|node| {
+        let name = node.name()?;
+        if name == "other" {
+            return node.refuse("`other` is the class of all that no route matches");
+        }
+        if earlier.iter().any(|class| class.name == name) {
+            return node.refuse(format!("the name {name:?} is taken by an earlier route class"));
+        }
+        Some(name)
+    });
+    if ["methods", "host", "path", "headers", "envoy_route"].iter().all(|name| fields.get(name).is_none()) {
+        fields.refuse::<()>("lacks what it matches, such as `path`: a template such as \"/v1/reports/{id}\"");
+    }
+    let methods = fields.get("methods").and_then(|node| node.filled_list(32));
+    let envoy_route = fields.get("envoy_route").and_then(|node| node.filled_text());
+    let exempt = fields.get("exempt").and_then(|node| node.boolean());
+    let cost = fields.get("cost").and_then(|node| cost(&node));
+    if let (Some(true), Some(node)) = (exempt, fields.get("cost")) {
+        node.refuse::<()>("an exempt route class costs nothing: leave one of the two out");
+    }
+    // As with identities: a class that is otherwise wrong keeps its name for those who refer to it.
+    let class = RouteClass {
+        name: name?.into(),
+        methods: methods.map(|list| without_repeats(&list, method)),
+        host: parsed(&fields, "host", HostPattern::new),
+        path: parsed(&fields, "path", Template::new),
+        headers: fields.get("headers").map_or_else(Vec::new, |node| headers(&node)),
+        envoy_route: envoy_route.map(String::from),
+        exempt: exempt.unwrap_or_default(),
+        cost: cost.unwrap_or(CostRule::Fixed(Tokens::ONE)),
+    };
+    if class.exempt && class.can_be_claimed() {
+        fields.warn(
+            "whoever sends these headers is exempt: name a path or an envoy_route too, or have Envoy remove them",
+        );
+    }
+    Some(class)
+}
+
+fn parsed<T>(fields: &Fields<'_>, name: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
+    let node = fields.get(name)?;
+    parse(node.text()?).map_or_else(|error| node.refuse(error), Some)
+}
+
+fn method(node: &Node<'_>) -> Option<String> {
+    let text = node.text()?;
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_uppercase() || b == b'-') {
+        return node.refuse(format!("{text:?} is not a method: methods are written in capitals, such as GET"));
+    }
+    Some(text.into())
+}
+
+fn headers(node: &Node<'_>) -> Vec<HeaderMatch> {
+    without_repeats(&node.filled_list(16).unwrap_or_default(), header)
+}
+
+fn header(node: &Node<'_>) -> Option<HeaderMatch> {
+    const KINDS: &[&str] = &["present", "exact", "prefix"];
+    let (kind, value) = node.choice_beside(KINDS, &["name"], "{name: x-tier, exact: batch}")?;
+    let name = node.fields(&["name", kind])?.required("name", "which header").and_then(|node| header_name(&node));
+    let value = match kind {
+        "present" => value.boolean().map(ValueMatch::Present),
+        "exact" => value.text().map(|text| ValueMatch::Exact(text.into())),
+        _ => value.filled_text().map(|text| ValueMatch::Prefix(text.into())),
+    };
+    Some(HeaderMatch { name: name?, value: value? })
+}
+
+/// A number of units, or where to find one.
+fn cost(node: &Node<'_>) -> Option<CostRule> {
+    if !node.is_map() {
+        return tokens(node).map(CostRule::Fixed);
+    }
+    let fields = node.fields(&["from", "per", "min", "max", "default"])?;
+    let from =
+        fields.required("from", "{header: x-rows}, {metadata: …} or content_length").and_then(|node| measure(&node));
+    let per = fields.get("per").map_or(Some(1), |node| node.whole(1, MAX_TOKENS)).and_then(NonZeroU64::new);
+    let min_node = fields.get("min");
+    let min = min_node.as_ref().map_or(Some(Tokens::ONE), tokens);
+    let max = fields.required("max", "the most that one request can cost").and_then(|node| tokens(&node));
+    let default_node = fields.get("default");
+    // What cannot be known is taken for the most, or else leaving it out would be the cheapest.
+    let default = default_node.as_ref().map_or(max, tokens);
+    let (min, max, default) = (min?, max?, default?);
+    if min > max {
+        return min_node?.refuse(format!("is above the `max` of {}", max.count()));
+    }
+    if !(min..=max).contains(&default) {
+        return default_node?.refuse(format!("must be between `min` and `max`: {} to {}", min.count(), max.count()));
+    }
+    Some(CostRule::Measured { from: from?, per: per?, min, max, default })
+}
+
+fn measure(node: &Node<'_>) -> Option<Measure> {
+    if node.as_word().is_some() {
+        return node.word(&[("content_length", ())]).map(|()| Measure::ContentLength);
+    }
+    let (kind, value) = node.choice(&["header", "metadata"], "{header: x-rows}, or content_length")?;
+    if kind == "header" {
+        return header_name(&value).map(Measure::Header);
+    }
+    metadata(&value, MetadataOf::Request).map(Measure::Attribute)
+}
