@@ -1,4 +1,4 @@
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType};
 use std::path::PathBuf;
 use tempfile::TempDir;
 
@@ -25,11 +25,14 @@ impl Authority {
         self.path("ca.pem")
     }
 
-    /// A certificate for these names or addresses, and its key.
+    /// A certificate for these names, addresses or URIs, and its key.
     pub fn issue(&self, name: &str, subjects: &[&str]) -> (String, String) {
-        let subjects: Vec<String> = subjects.iter().map(ToString::to_string).collect();
+        let (uris, names): (Vec<String>, Vec<String>) =
+            subjects.iter().map(ToString::to_string).partition(|subject| subject.contains("://"));
         let key = KeyPair::generate().expect("a key");
-        let mut params = CertificateParams::new(subjects).expect("names");
+        let mut params = CertificateParams::new(names).expect("names");
+        let uris = uris.into_iter().map(|uri| SanType::URI(uri.try_into().expect("ASCII")));
+        params.subject_alt_names.extend(uris);
         params.distinguished_name.push(DnType::CommonName, name);
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         let (certificate_file, key_file) = (format!("{name}.pem"), format!("{name}.key"));

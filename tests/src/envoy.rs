@@ -27,6 +27,12 @@ pub struct EnvoyBuilder {
     workers: u32,
     as_struct: bool,
     stop_iteration: bool,
+    /// HTTP filters in front of ours.
+    before: Vec<Value>,
+    /// Fields of the connection manager, the virtual host and the filter chain that are to be otherwise.
+    manager: Value,
+    virtual_host: Value,
+    chain: Value,
 }
 
 impl EnvoyBuilder {
@@ -45,6 +51,10 @@ impl EnvoyBuilder {
             workers: 2,
             as_struct: false,
             stop_iteration: false,
+            before: Vec::new(),
+            manager: json!({}),
+            virtual_host: json!({}),
+            chain: json!({}),
         }
     }
 
@@ -74,6 +84,38 @@ impl EnvoyBuilder {
     /// `allow_on_headers_stop_iteration`: a paused request's body reaches the filter all the same.
     pub fn stop_iteration(mut self) -> Self {
         self.stop_iteration = true;
+        self
+    }
+
+    /// Another HTTP filter in front of ours, behind those that were added before.
+    pub fn filter_before(mut self, name: &str, config: Value) -> Self {
+        self.before.push(json!({"name": name, "typed_config": config}));
+        self
+    }
+
+    /// Fields of the connection manager that are to be otherwise.
+    pub fn manager(mut self, fields: Value) -> Self {
+        self.manager = fields;
+        self
+    }
+
+    /// Fields of the virtual host that are to be otherwise, its routes too.
+    pub fn virtual_host(mut self, fields: Value) -> Self {
+        self.virtual_host = fields;
+        self
+    }
+
+    /// TLS, with this certificate and key, for clients that show a certificate of this authority.
+    pub fn mutual_tls(mut self, certificate: &str, key: &str, authority: &str) -> Self {
+        let context = json!({
+            "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+            "require_client_certificate": true,
+            "common_tls_context": {
+                "tls_certificates": [{"certificate_chain": {"filename": certificate}, "private_key": {"filename": key}}],
+                "validation_context": {"trusted_ca": {"filename": authority}},
+            },
+        });
+        self.chain = json!({"transport_socket": {"name": "tls", "typed_config": context}});
         self
     }
 
@@ -175,7 +217,8 @@ impl EnvoyBuilder {
     }
 
     fn listener(&self) -> Value {
-        let mut filters: Vec<Value> = self.policy.iter().map(|policy| self.filter(policy)).collect();
+        let mut filters = self.before.clone();
+        filters.extend(self.policy.iter().map(|policy| self.filter(policy)));
         filters.push(json!({"name": "router", "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}));
         let mut route = json!({"match": {"prefix": "/"}});
@@ -183,19 +226,24 @@ impl EnvoyBuilder {
             Some(_) => route["route"] = json!({"cluster": "upstream"}),
             None => route["direct_response"] = json!({"status": 200, "body": {"inline_string": "benchmarked"}}),
         }
-        let manager = json!({
+        let mut virtual_host = json!({"name": "all", "domains": ["*"], "routes": [route]});
+        set(&mut virtual_host, &self.virtual_host);
+        let mut manager = json!({
             "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
             "stat_prefix": "proxy",
             "use_remote_address": true,
             "max_request_headers_kb": 200,
-            "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+            "route_config": {"virtual_hosts": [virtual_host]},
             "http_filters": filters,
         });
+        set(&mut manager, &self.manager);
+        let mut chain = json!({"filters": [{"name": "http", "typed_config": manager}]});
+        set(&mut chain, &self.chain);
         json!({
             "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
             "name": "proxy",
             "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
-            "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+            "filter_chains": [chain],
         })
     }
 }
@@ -257,6 +305,13 @@ fn cluster(name: &str, address: SocketAddr) -> Value {
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {
             "socket_address": {"address": address.ip().to_string(), "port_value": address.port()}}}}]}]},
     })
+}
+
+/// Sets fields of a map.
+fn set(map: &mut Value, fields: &Value) {
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        map[name] = value.clone();
+    }
 }
 
 fn write(path: &Path, value: &Value) {

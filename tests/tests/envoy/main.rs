@@ -4,6 +4,8 @@ mod admission;
 mod body;
 mod config;
 mod hostile;
+mod identity;
+mod language;
 mod reply;
 
 use tollgate_tests::{Endpoint, Envoy, EnvoyBuilder, Reply, Upstream};
