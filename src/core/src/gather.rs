@@ -130,9 +130,8 @@ impl Gather {
     }
 
     fn take(&mut self, count: usize) -> Vec<Waiter> {
-        let first = count.min(self.waiting.len());
-        let then = count.saturating_sub(first).min(self.behind.len());
-        self.waiting.drain(..first).chain(self.behind.drain(..then)).collect()
+        let mut next = || self.waiting.pop_front().or_else(|| self.behind.pop_front());
+        (0..count).map_while(|_| next()).collect()
     }
 
     /// A call has ended. Gives its requests in the order of the batch, `None` for those that no longer wait.

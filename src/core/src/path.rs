@@ -133,7 +133,8 @@ impl Template {
     /// # Errors
     /// Says what is wrong: no `/` at the start, a `**` before the end, or a segment that is partly a placeholder.
     pub fn new(text: &str) -> Result<Self, String> {
-        if text.starts_with('^') || text.contains(".*") || text.contains("[^") {
+        let is_regular = text.as_bytes().windows(2).any(|pair| matches!(pair, b".*" | b"[^"));
+        if text.starts_with('^') || is_regular {
             return Err(
                 "is matched as it stands and not as a regular expression: {name} or * stands for one segment, \
                         ** for the rest"

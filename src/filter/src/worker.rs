@@ -138,12 +138,22 @@ impl Worker {
             }
             None => self.give_up(&mut decision, FailCause::TooManyInFlight),
         };
-        self.metrics.outcome(&outcome);
+        if let Some(reply) = self.decided(progress, &outcome) {
+            host::reply(&reply);
+        }
+    }
+
+    /// Counts the outcome of a request, and notes it; gives the reply where there is one.
+    fn decided(&self, progress: &Cell<Progress>, outcome: &Outcome) -> Option<Reply> {
+        self.metrics.outcome(outcome);
         match outcome {
-            Outcome::Admit(_) => progress.set(Progress::Admitted),
+            Outcome::Admit(_) => {
+                progress.set(Progress::Admitted);
+                None
+            }
             Outcome::Reject(rejection) => {
                 progress.set(Progress::Rejected);
-                host::reply(&Reply::new(&rejection, &self.set));
+                Some(Reply::new(rejection, &self.set))
             }
         }
     }
@@ -321,20 +331,11 @@ impl Worker {
             Whose::Shadow(policy) => return self.count_shadow(*policy, &outcome),
             Whose::Stream(progress) => progress,
         };
-        self.metrics.outcome(&outcome);
-        let there = u32::try_from(id).is_ok_and(host::act_for);
-        match outcome {
-            Outcome::Admit(_) => {
-                progress.set(Progress::Admitted);
-                if there {
-                    host::resume_request();
-                }
-            }
-            Outcome::Reject(rejection) => {
-                progress.set(Progress::Rejected);
-                if there {
-                    host::reply(&Reply::new(&rejection, &self.set));
-                }
+        let reply = self.decided(progress, &outcome);
+        if u32::try_from(id).is_ok_and(host::act_for) {
+            match reply {
+                Some(reply) => host::reply(&reply),
+                None => host::resume_request(),
             }
         }
     }

@@ -18,15 +18,21 @@ pub(super) enum Client {
 /// With `trusted_hops` it is that entry of X-Forwarded-For, counted from the right: each trusted proxy has appended one
 /// entry, and what stands left of those is the client's own invention.
 pub(super) fn client(facts: &dyn Facts, trusted_hops: u8, ipv6_prefix: u8) -> Client {
-    let group = |text: &[u8]| parse(text).and_then(|address| group(address, ipv6_prefix));
-    let own = || group(&facts.client_address());
-    let Some(from_right) = trusted_hops.checked_sub(1) else { return own().map_or(Client::Unknown, Client::Known) };
+    let entry = trusted_hops.checked_sub(1).and_then(|from_right| entry(facts, from_right));
+    let short = trusted_hops > 0 && entry.is_none();
+    let text = entry.unwrap_or_else(|| facts.client_address());
+    match parse(&text).and_then(|address| group(address, ipv6_prefix)) {
+        Some(bytes) if short => Client::Short(bytes),
+        Some(bytes) => Client::Known(bytes),
+        None => Client::Unknown,
+    }
+}
+
+/// An entry of X-Forwarded-For; the last one is 0.
+fn entry(facts: &dyn Facts, from_right: u8) -> Option<Vec<u8>> {
     let list = facts.list("x-forwarded-for");
     let entries = list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
-    match entries.rev().filter(|entry| !entry.is_empty()).nth(usize::from(from_right)) {
-        Some(entry) => group(entry).map_or(Client::Unknown, Client::Known),
-        None => own().map_or(Client::Unknown, Client::Short),
-    }
+    entries.rev().filter(|entry| !entry.is_empty()).nth(usize::from(from_right)).map(<[u8]>::to_vec)
 }
 
 /// Reads `1.2.3.4`, `1.2.3.4:5`, `2001:db8::1`, `[2001:db8::1]`, `[2001:db8::1]:5`, each IPv6 one with or without

@@ -313,7 +313,7 @@ pub(super) fn unknown(what: &str, name: &str, known: &[&str]) -> String {
 #[must_use]
 pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let near = known.iter().filter_map(|word| {
-        let distance = strsim::damerau_levenshtein(name, word);
+        let distance = strsim::osa_distance(name, word);
         let longest = name.chars().count().max(word.chars().count());
         (distance.saturating_mul(5) <= longest.saturating_mul(2)).then_some((distance, *word))
     });

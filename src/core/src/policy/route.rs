@@ -64,7 +64,7 @@ impl HostPattern {
     /// Says what is wrong: a port, a scheme, or a `*` elsewhere than in front.
     pub fn new(text: &str) -> Result<Self, String> {
         let name = text.strip_prefix("*.").unwrap_or(text);
-        if text.contains("://") || text.contains('/') {
+        if text.contains('/') {
             return Err(format!("{text:?} is a URL: write the host alone, such as api.example.com"));
         }
         if name.contains('*') {

@@ -818,6 +818,10 @@ fn what_is_hardly_meant_is_a_warning() {
             "routes[0]: whoever sends these headers is exempt",
         ),
         (
+            small(&who_by_header, r#"{"name": "all", "path": "/**", "exempt": true}"#, ""),
+            "policies[0]: every request is exempt, so the policy \"p\" limits none",
+        ),
+        (
             small(&who_by_header, "", r#", "plans": {"by": {"header": "x-plan"}, "gold": "unlimited"}"#),
             "policies[0].plans.by: a client chooses its plan",
         ),
@@ -873,10 +877,9 @@ fn what_contradicts_itself_is_an_error() {
             "routes[0].headers[0]: must have exactly one of present, exact, prefix",
         ),
         (route(r#""headers": [{"name": "a", "prefix": ""}]"#), "routes[0].headers[0].prefix: must not be empty"),
-        (route(r#""path": "/**", "exempt": true"#), "policies[0]: no request is limited by the policy \"p\""),
         (
             small(&who_by_header, r#"{"name": "a", "path": "/**"}"#, r#", "match": {"routes": ["other"]}"#),
-            "policies[0]: no request is limited by the policy \"p\"",
+            "policies[0].match: no request is limited by the policy \"p\"",
         ),
         (
             small(

@@ -128,12 +128,14 @@ fn enforcement(node: &Node<'_>) -> Option<Enforcement> {
     match (text, text.strip_suffix('%')) {
         ("on", _) => Some(Enforcement::On),
         ("shadow", _) => Some(Enforcement::Shadow),
-        (_, Some(number)) => match number.parse::<u8>() {
-            Ok(percent) if percent <= 100 && number.bytes().all(|b| b.is_ascii_digit()) => {
-                Some(Enforcement::Percent(percent))
+        (_, Some(number)) => {
+            let is_number = number.bytes().all(|b| b.is_ascii_digit());
+            let percent = number.parse::<u64>().ok().filter(|percent| is_number && *percent <= 100);
+            match percent.and_then(|percent| u8::try_from(percent).ok()) {
+                Some(percent) => Some(Enforcement::Percent(percent)),
+                None => node.refuse(format!("{text:?}: a percentage is a whole number from 0% to 100%")),
             }
-            _ => node.refuse(format!("{text:?}: a percentage is a whole number from 0% to 100%")),
-        },
+        }
         _ => node.refuse(format!("{}; {FORM}", unknown("value", text, &["on", "shadow"]))),
     }
 }
@@ -289,12 +291,16 @@ fn key_part(node: &Node<'_>, names: &Names<'_>) -> Option<KeyPart> {
 fn check(policy: &Policy, fields: &Fields<'_>, names: &Names<'_>) {
     let applies = |route: &Route| policy.routes.as_ref().is_none_or(|routes| routes.contains(route));
     let routes: Vec<Route> = names.limited().filter(applies).collect();
-    if routes.is_empty() {
-        fields.refuse::<()>(format!(
-            "no request is limited by the policy {:?}: all that it is for goes to route classes that are exempt, or \
-             earlier in the list",
-            policy.name
-        ));
+    let name = &policy.name;
+    match (routes.is_empty(), fields.get("match")) {
+        (true, Some(node)) => {
+            node.refuse::<()>(format!(
+                "no request is limited by the policy {name:?}: what it is for goes to route classes that are earlier in \
+                 the list"
+            ));
+        }
+        (true, None) => fields.warn(format!("every request is exempt, so the policy {name:?} limits none")),
+        (false, _) => {}
     }
     if let Some(node) = fields.get("limit") {
         let limits = core::iter::once(&policy.limit)
@@ -303,7 +309,7 @@ fn check(policy: &Policy, fields: &Fields<'_>, names: &Names<'_>) {
             check_costs(&node, limit.capacity(), &routes, names);
         }
         if policy.plans.is_none() && policy.limit == Allowance::Unlimited {
-            node.warn(format!("the policy {:?} limits nothing, and has no plans that would", policy.name));
+            node.warn(format!("the policy {name:?} limits nothing, and has no plans that would"));
         }
     }
     if let Scope::Global { on_failure: FailMode::Local(emergency) } = &policy.scope
