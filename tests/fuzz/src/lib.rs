@@ -8,7 +8,7 @@ pub mod admit;
 
 use std::sync::LazyLock;
 use tollgate_core::decision::{Decision, Outcome, Step};
-use tollgate_core::facts::{Facts, Header};
+use tollgate_core::facts::{Attribute, Facts, Header};
 use tollgate_core::policy::PolicySet;
 use tollgate_core::reply::Reply;
 use tollgate_core::units::Micros;
@@ -60,6 +60,18 @@ impl Facts for Request<'_> {
     fn client_address(&self) -> Vec<u8> {
         self.address.into()
     }
+
+    fn host(&self) -> Vec<u8> {
+        self.headers.first().copied().unwrap_or_default().into()
+    }
+
+    fn list(&self, _: &str) -> Vec<u8> {
+        self.headers.join(&b',')
+    }
+
+    fn attribute(&self, _: &Attribute) -> Option<Vec<u8>> {
+        self.headers.get(1).map(|value| value.to_vec())
+    }
 }
 
 /// Decides, where every bucket set that is read holds `stored`, and the endpoint gives `answer` or none.
@@ -73,7 +85,14 @@ pub fn decide(
     stored: Option<&[u8]>,
     answer: Option<&DecisionAnswer>,
 ) {
-    let mut decision = Decision::new(set.plan(facts), set);
+    let plan = set.plan(facts);
+    for charge in &plan.shadows {
+        run(Decision::shadow(&plan, charge, set), set, now, stored, answer);
+    }
+    run(Decision::new(plan, set), set, now, stored, answer);
+}
+
+fn run(mut decision: Decision, set: &PolicySet, now: Micros, stored: Option<&[u8]>, answer: Option<&DecisionAnswer>) {
     for _ in 0..10_000 {
         match decision.step(set, now) {
             Step::Read(_) => decision.stored(stored.map(|bytes| (bytes, 1)), now),
