@@ -177,7 +177,9 @@ impl Gather {
     /// Whether nobody waits: no clock need be watched.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.calls.iter().all(|call| call.waiters.iter().all(Option::is_none))
+        self.waiting.is_empty()
+            && self.behind.is_empty()
+            && self.calls.iter().all(|call| call.waiters.iter().all(Option::is_none))
     }
 }
 

@@ -86,20 +86,22 @@ fn decode(raw: &[u8]) -> Vec<u8> {
 
 /// Undoes the encoding of a name or a value in a query, as forms write it: `+` is a space.
 pub(crate) fn decode_query(raw: &[u8]) -> Vec<u8> {
+    undo_percent(&raw.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect::<Vec<u8>>())
+}
+
+/// Undoes all percent-encoding; a `%` that encodes nothing stands for itself.
+pub(crate) fn undo_percent(raw: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(raw.len());
     let mut rest = raw;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
-        match (*byte, after) {
-            (b'+', _) => out.push(b' '),
-            (b'%', [high, low, tail @ ..]) => match (hex(*high), hex(*low)) {
-                (Some(high), Some(low)) => {
-                    rest = tail;
-                    out.push(high << 4 | low);
-                }
-                _ => out.push(b'%'),
-            },
-            (byte, _) => out.push(byte),
+        if let (b'%', [high, low, tail @ ..]) = (*byte, after)
+            && let (Some(high), Some(low)) = (hex(*high), hex(*low))
+        {
+            rest = tail;
+            out.push(high << 4 | low);
+        } else {
+            out.push(*byte);
         }
     }
     out

@@ -286,6 +286,7 @@ mod tests {
         TokenBucket {
             capacity: Tokens::new(capacity).unwrap(),
             refill: RefillRate::new(1, Micros::from_secs(1)).unwrap(),
+            keep: Micros::ZERO,
         }
     }
 

@@ -140,6 +140,9 @@ struct RawBucket {
     capacity: Whole,
     refill: Whole,
     per_us: Whole,
+    /// Of a token bucket: how long it is remembered at least.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    keep_us: Option<Whole>,
 }
 
 /// A fixed window: `{"capacity":100,"window_us":60000000}`, or
@@ -319,14 +322,26 @@ impl TryFrom<RawBucket> for BucketSpec {
         let capacity = tokens(raw.capacity).map_err(|error| format!("capacity {error}"))?;
         let refill =
             RefillRate::new(raw.refill.0, Micros::new(raw.per_us.0)).map_err(|error| format!("refill: {error}"))?;
-        Ok(Self(TokenBucket { capacity, refill }))
+        let keep = match raw.keep_us {
+            None => Micros::ZERO,
+            Some(Whole(keep)) if (1..=Micros::MAX.count()).contains(&keep) => Micros::new(keep),
+            Some(Whole(keep)) => {
+                return Err(format!("keep_us must be between 1 and {}, is {keep}", Micros::MAX.count()));
+            }
+        };
+        Ok(Self(TokenBucket { capacity, refill, keep }))
     }
 }
 
 impl From<BucketSpec> for RawBucket {
     fn from(spec: BucketSpec) -> Self {
-        let TokenBucket { capacity, refill } = spec.0;
-        Self { capacity: Whole(capacity.count()), refill: Whole(refill.tokens()), per_us: Whole(refill.period()) }
+        let TokenBucket { capacity, refill, keep } = spec.0;
+        Self {
+            capacity: Whole(capacity.count()),
+            refill: Whole(refill.tokens()),
+            per_us: Whole(refill.period()),
+            keep_us: (keep > Micros::ZERO).then_some(Whole(keep.count())),
+        }
     }
 }
 
@@ -439,7 +454,7 @@ impl From<ChargeRequest> for RawCharge {
         match limit {
             Limit::TokenBucket(limit) => raw.token_bucket = Some(BucketSpec(limit)),
             Limit::Gcra(Gcra { burst, rate }) => {
-                raw.gcra = Some(BucketSpec(TokenBucket { capacity: burst, refill: rate }));
+                raw.gcra = Some(BucketSpec(TokenBucket { capacity: burst, refill: rate, keep: Micros::ZERO }));
             }
             Limit::FixedWindow(limit) => raw.fixed_window = Some(FixedSpec(limit)),
             Limit::SlidingWindow(SlidingWindow { capacity, window }) => {

@@ -24,7 +24,8 @@ impl Facts for Request {
 
     /// The header getter gives the first line, the property all lines with commas between: they differ when there are
     /// several. A value that holds a comma itself is the same in both. Envoy joins the lines of headers that it knows
-    /// itself before anyone sees them; for credentials among those a comma means several, since no scheme has one.
+    /// itself before anyone sees them; for credentials among those a comma means several: a token has none (RFC 9110
+    /// §11.2), and a list of parameters, as in Digest, is other text with every request.
     fn header(&self, name: &str) -> Header {
         let Some(first) = host::header(Map::Request, name) else { return Header::Absent };
         let joined = matches!(name, "authorization" | "authentication") && first.contains(&b',');

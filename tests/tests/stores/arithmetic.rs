@@ -68,7 +68,7 @@ impl Random {
                 let (units, period) = (self.upto(MAX_TOKENS), Micros::new(self.upto(MAX_PERIOD)));
                 let Ok(rate) = RefillRate::new(units, period) else { continue };
                 let limit = match letter {
-                    'b' => Limit::TokenBucket(TokenBucket { capacity: tokens, refill: rate }),
+                    'b' => Limit::TokenBucket(TokenBucket { capacity: tokens, refill: rate, keep: Micros::ZERO }),
                     _ => Limit::Gcra(Gcra { burst: tokens, rate }),
                 };
                 return (limit, [capacity, rate.tokens(), rate.period()]);

@@ -3,7 +3,7 @@
 use super::address::{self, Client};
 use super::{Attribute, Facts, Header};
 use crate::key::Digester;
-use crate::path::decode_query;
+use crate::path::{decode_query, undo_percent};
 
 /// Where one identity may come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,14 +151,15 @@ fn after_scheme(value: &[u8], scheme: &str) -> Option<Vec<u8>> {
     (spaced && start.eq_ignore_ascii_case(scheme.as_bytes())).then(|| rest.trim_ascii_start().to_vec())
 }
 
-/// The values of every cookie of this name (RFC 6265 §4.2.1), without the quotes that servers take off.
+/// The values of every cookie of this name (RFC 6265 §4.2.1), without the quotes that servers take off, and with their
+/// percent-encoding undone: many servers undo it, and to those each spelling is the same caller.
 fn cookies<'a>(line: &'a [u8], name: &'a str) -> impl Iterator<Item = Vec<u8>> + 'a {
     line.split(|byte| *byte == b';').filter_map(|pair| {
         let mut parts = pair.splitn(2, |byte| *byte == b'=');
         let given = parts.next()?.trim_ascii();
         let value = parts.next()?.trim_ascii();
         let bare = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or(value);
-        (given == name.as_bytes()).then(|| bare.to_vec())
+        (given == name.as_bytes()).then(|| undo_percent(bare))
     })
 }
 

@@ -16,7 +16,7 @@ fn all(capacity: u64) -> [Limit; 5] {
     let (tokens, window) = (units(capacity), Micros::from_secs(10));
     let rate = RefillRate::new(capacity, window).unwrap();
     [
-        Limit::TokenBucket(TokenBucket { capacity: tokens, refill: rate }),
+        Limit::TokenBucket(TokenBucket { capacity: tokens, refill: rate, keep: Micros::ZERO }),
         Limit::Gcra(Gcra { burst: tokens, rate }),
         Limit::FixedWindow(FixedWindow { capacity: tokens, window: Window::Span(window) }),
         Limit::SlidingWindow(SlidingWindow { capacity: tokens, window }),
@@ -300,7 +300,7 @@ mod properties {
                 let rate = RefillRate::new(1 + tokens % (10 * window).min(MAX_TOKENS), Micros::new(window)).ok()?;
                 let (capacity, window) = (units(capacity), Micros::new(window));
                 Some(match kind {
-                    0 => Limit::TokenBucket(TokenBucket { capacity, refill: rate }),
+                    0 => Limit::TokenBucket(TokenBucket { capacity, refill: rate, keep: Micros::ZERO }),
                     1 => Limit::Gcra(Gcra { burst: capacity, rate }),
                     2 => Limit::FixedWindow(FixedWindow { capacity, window: Window::Span(window) }),
                     3 => Limit::SlidingWindow(SlidingWindow { capacity, window }),
@@ -350,7 +350,7 @@ mod properties {
                 Limit::Gcra(limit) => (limit.burst, limit.rate),
                 _ => return Ok(()),
             };
-            let mut bucket = Key::new(Limit::TokenBucket(TokenBucket { capacity, refill }));
+            let mut bucket = Key::new(Limit::TokenBucket(TokenBucket { capacity, refill, keep: Micros::ZERO }));
             let mut gcra = Key::new(Limit::Gcra(Gcra { burst: capacity, rate: refill }));
             let mut now = START;
             for (cost, gap) in steps {

@@ -14,6 +14,10 @@ pub struct TokenBucket {
     pub capacity: Tokens,
     /// How fast they come back.
     pub refill: RefillRate,
+    /// How long the bucket is remembered at least after it was written, even when it is full: where a caller's plan
+    /// changes the limit, as long as the slowest of them takes to fill. Else one request under a plan that fills at once
+    /// would have it forgotten, and made it full under another. Zero for a bucket that has one limit.
+    pub keep: Micros,
 }
 
 /// One bucket's state. Absence of a state means a full bucket.
@@ -72,6 +76,13 @@ impl TokenBucket {
         balance
     }
 
+    /// How long an empty bucket takes to fill, rounded up.
+    #[must_use]
+    pub fn time_to_fill(&self) -> Micros {
+        let empty = Balance { tokens: 0, fraction: 0, period: self.refill.period(), at: Micros::ZERO };
+        self.time_to_gain(self.capacity.count(), &empty, Micros::ZERO)
+    }
+
     /// How long from `now` until `missing` more units are there, rounded up to the microsecond.
     fn time_to_gain(&self, missing: u64, balance: &Balance, now: Micros) -> Micros {
         let needed = u128::from(missing)
@@ -112,7 +123,8 @@ impl Algorithm for TokenBucket {
 
     fn full_at(&self, balance: &Balance, now: Micros) -> Micros {
         let missing = self.capacity.count().saturating_sub(balance.tokens);
-        if missing == 0 { now } else { now.plus(self.time_to_gain(missing, balance, now)) }
+        let full_at = if missing == 0 { now } else { now.plus(self.time_to_gain(missing, balance, now)) };
+        full_at.max(now.plus(self.keep))
     }
 
     fn mended(stored: &Balance, advanced: &Balance) -> bool {

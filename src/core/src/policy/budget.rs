@@ -70,7 +70,8 @@ impl Allowance {
 /// Allowances by what a caller's plan is called.
 ///
 /// All limits of a policy, with and without a plan, are of one algorithm and share their buckets. So a change of plan is
-/// like a change of the limit: what is left stays, cut to a lower capacity, and no plan is a second budget.
+/// like a change of the limit: what is left stays, cut to a lower capacity, and no plan is a second budget. Windows are
+/// the same under every plan, and a token bucket is kept as long as the slowest plan takes to fill it.
 #[derive(Debug)]
 pub struct Plans {
     /// What names the plan.
@@ -122,7 +123,7 @@ pub enum KeyPart {
 pub enum OnMissing {
     /// One bucket for all of them.
     Anonymous,
-    /// Not limited by this policy.
+    /// Not limited by this policy. One that sends an identity which cannot be used shares the bucket all the same.
     Skip,
     /// Rejected with 403.
     Reject,

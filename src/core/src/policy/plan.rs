@@ -93,7 +93,8 @@ impl Plan {
 
 pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
     let facts = Once::new(facts);
-    let (route, class) = classify(set, &facts);
+    let classes = classify(set, &facts);
+    let (route, class) = classes.first().copied().unwrap_or((Route::Other, None));
     let mut plan = Plan { exempt: class.is_some_and(|class| class.exempt), ..Plan::empty(route) };
     if plan.exempt {
         return plan;
@@ -101,20 +102,27 @@ pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
     let caller = Caller::new(set, &facts);
     let cost = OnceCell::new();
     for (index, policy) in set.policies.iter().enumerate() {
-        if !policy.applies_to(route) {
-            continue;
-        }
+        let Some((route, _)) = classes.iter().copied().find(|(route, _)| policy.applies_to(*route)) else { continue };
         let Some(hash_key) = set.hash_keys.first() else { continue };
         let refused = |reason| {
             let enforced = policy.enforce.applies_to(&caller.keys(policy, route, hash_key).0);
             Refusal { policy: index, reason, enforced }
         };
-        if policy.on_missing != OnMissing::Anonymous && caller.lacks_identity(policy) {
-            match policy.on_missing {
-                OnMissing::Reject => plan.refusals.push(refused(RefusalReason::IdentityMissing)),
-                OnMissing::Skip | OnMissing::Anonymous => plan.skipped.push(index),
+        match policy.on_missing {
+            OnMissing::Reject if caller.lacks(policy, |_| true) => {
+                plan.refusals.push(refused(RefusalReason::IdentityMissing));
+                continue;
             }
-            continue;
+            // Who sends an identity twice, or one of another form, has sent one: to skip that would leave it unlimited
+            // while the server behind may well take it.
+            OnMissing::Skip
+                if caller.lacks(policy, |_| true)
+                    && !caller.lacks(policy, |result| result != IdentityResult::Missing) =>
+            {
+                plan.skipped.push(index);
+                continue;
+            }
+            OnMissing::Anonymous | OnMissing::Skip | OnMissing::Reject => {}
         }
         let (allowance, known) = caller.allowance(policy);
         if !known {
@@ -143,9 +151,14 @@ pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
     plan
 }
 
-/// The first class in the list that the request belongs to. A request that can be read in several ways (see
-/// [`Reading`]) belongs to the strictest of its classes: one that is not exempt, and costs more.
-fn classify<'a>(set: &'a PolicySet, facts: &dyn Facts) -> (Route, Option<&'a RouteClass>) {
+/// A route class, and what it says; [`Route::Other`] says nothing.
+type Classified<'a> = (Route, Option<&'a RouteClass>);
+
+/// The first class in the list that the request belongs to; never none. A request that can be read in several ways (see
+/// [`Reading`]) belongs to a class by each, the strictest first: one that is not exempt, then one that costs more, then
+/// that of the plain reading. The policies of all of them apply, since it is not known how it will be read behind the
+/// proxy; but those that are exempt only take part when all are.
+fn classify<'a>(set: &'a PolicySet, facts: &dyn Facts) -> Vec<Classified<'a>> {
     let request = Subject::new(facts);
     let class_of = |reading: Reading| {
         let found = set.routes.iter().enumerate().find(|(_, class)| class.matches(&request, reading));
@@ -155,12 +168,21 @@ fn classify<'a>(set: &'a PolicySet, facts: &dyn Facts) -> (Route, Option<&'a Rou
         class.map_or((true, Tokens::ONE), |class| (!class.exempt, CostRule::most(&class.cost)))
     };
     let [plain, others @ ..] = Reading::ALL;
-    others.into_iter().filter(|reading| request.can_be_read(*reading)).map(class_of).fold(
-        class_of(plain),
-        |one, other| {
-            if strictness(other.1) > strictness(one.1) { other } else { one }
-        },
-    )
+    let mut classes: Vec<Classified<'_>> = vec![class_of(plain)];
+    for reading in others.into_iter().filter(|reading| request.can_be_read(*reading)) {
+        let class = class_of(reading);
+        if classes.iter().all(|(route, _)| *route != class.0) {
+            classes.push(class);
+        }
+    }
+    if classes.len() > 1 {
+        classes.sort_by_key(|(_, class)| core::cmp::Reverse(strictness(*class)));
+        let exempt = |class: Option<&RouteClass>| class.is_some_and(|class| class.exempt);
+        if classes.iter().any(|(_, class)| !exempt(*class)) {
+            classes.retain(|(_, class)| !exempt(*class));
+        }
+    }
+    classes
 }
 
 /// Who a request is from: each identity is looked for once, when the first policy needs it.
@@ -190,9 +212,12 @@ impl<'a> Caller<'a> {
         self.identity(index)?.1.as_ref()
     }
 
-    fn lacks_identity(&self, policy: &Policy) -> bool {
+    /// Whether an identity of the policy's key has no value, for such a reason.
+    fn lacks(&self, policy: &Policy, because: impl Fn(IdentityResult) -> bool) -> bool {
         policy.key.iter().any(|part| match part {
-            KeyPart::Identity(index) => self.value(*index).is_none(),
+            KeyPart::Identity(index) => {
+                self.identity(*index).is_none_or(|(result, value)| value.is_none() && because(*result))
+            }
             KeyPart::Route => false,
         })
     }

@@ -12,6 +12,7 @@
 --                                            c: "at:at:at:at", where the windows before, at and after the caller's
 --                                            clock begin, and where the last of them ends
 -- ARGV[5i]       ... in so many microseconds, in lowest terms             f, c, s, l: 0
+--                b: "period:keep", where a full bucket is kept for so many microseconds all the same
 -- ARGV[5i+1]     the cost, 1 to 999999999999
 --                Periods and windows are 1 us to 30 days.
 --
@@ -166,7 +167,7 @@ end
 
 function bucket.store(key, limit, state)
   local full_at = now + time_to_gain(limit, state, limit.capacity - state.tokens)
-  put(key, full_at, 'b:%.0f:%.0f:%.0f:%.0f', state.tokens, state.fraction, limit.per, state.at)
+  put(key, math.max(full_at, now + limit.keep), 'b:%.0f:%.0f:%.0f:%.0f', state.tokens, state.fraction, limit.per, state.at)
 end
 
 local gcra = {}
@@ -498,7 +499,8 @@ for i = 1, count do
     capacity = tonumber(ARGV[5 * i - 2]),
     units = tonumber(ARGV[5 * i - 1]),
     boundaries = ARGV[5 * i - 1],
-    per = tonumber(ARGV[5 * i]),
+    per = tonumber(string.match(ARGV[5 * i], '^%d+')),
+    keep = tonumber(string.match(ARGV[5 * i], ':(%d+)$') or 0),
   }
   local cost = tonumber(ARGV[5 * i + 1])
   local state, mended = algorithm.load(key, limit)

@@ -298,6 +298,7 @@ mod tests {
         let limit = TokenBucket {
             capacity: Tokens::new(capacity).unwrap(),
             refill: RefillRate::new(1, Micros::from_secs(1)).unwrap(),
+            keep: Micros::ZERO,
         };
         ChargeRequest {
             policy: "p".into(),

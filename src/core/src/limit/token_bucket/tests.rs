@@ -8,7 +8,11 @@ use wasm_bindgen_test::wasm_bindgen_test as test;
 const SECOND: u64 = 1_000_000;
 
 fn limit(capacity: u64, tokens: u64, period: Micros) -> TokenBucket {
-    TokenBucket { capacity: Tokens::new(capacity).unwrap(), refill: RefillRate::new(tokens, period).unwrap() }
+    TokenBucket {
+        capacity: Tokens::new(capacity).unwrap(),
+        refill: RefillRate::new(tokens, period).unwrap(),
+        keep: Micros::ZERO,
+    }
 }
 
 /// One bucket driven by hand: what a store does, without the store.
@@ -209,8 +213,11 @@ mod properties {
             RefillRate::new(tokens, Micros::new(period)).ok()
         });
         let capacity = prop_oneof![1u64..=50, 1u64..=MAX_TOKENS];
-        (capacity, prop_oneof![rate, small])
-            .prop_map(|(capacity, refill)| TokenBucket { capacity: Tokens::new(capacity).unwrap(), refill })
+        (capacity, prop_oneof![rate, small]).prop_map(|(capacity, refill)| TokenBucket {
+            capacity: Tokens::new(capacity).unwrap(),
+            refill,
+            keep: Micros::ZERO,
+        })
     }
 
     proptest! {

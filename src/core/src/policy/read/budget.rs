@@ -5,6 +5,7 @@ use super::limit::{EXAMPLE, allowance, token_bucket_limit};
 use super::route::MAX_ROUTES;
 use super::without_repeats;
 use crate::key::HashKey;
+use crate::limit::{Gcra, Limit, TokenBucket};
 use crate::policy::budget::overflow;
 use crate::policy::node::{Fields, Node, unknown};
 use crate::policy::{
@@ -93,7 +94,7 @@ fn policy(node: &Node<'_>, earlier: &[Policy], names: &Names<'_>, hash_key: &Has
     };
     let on_missing = on_missing(&fields, key.as_deref());
     let enforce = fields.get("enforce").map_or(Some(Enforcement::On), |node| enforcement(&node));
-    let policy = Policy {
+    let mut policy = Policy {
         name: name?.into(),
         scope: scope?,
         limit: limit?,
@@ -104,6 +105,7 @@ fn policy(node: &Node<'_>, earlier: &[Policy], names: &Names<'_>, hash_key: &Has
         routes: routes?,
         overflow: overflow(hash_key, name?),
     };
+    keep_for_the_slowest(&mut policy);
     check(&policy, &fields, names);
     Some(policy)
 }
@@ -203,21 +205,17 @@ fn plans(node: &Node<'_>, names: &Names<'_>, limit: Option<Allowance>, is_local:
     }
     let mut by = None;
     let mut allowances: Vec<(String, Allowance)> = Vec::new();
-    let mut algorithm = limit.and_then(|limit| limit.limit()).map(|limit| limit.algorithm());
+    let mut first = limit.and_then(|limit| limit.limit());
     for (name, node) in entries {
         if name == "by" {
             by = Some(plan_by(&node, names));
             continue;
         }
         let Some(one) = allowance(&node, is_local) else { continue };
-        if let Some(its) = one.limit().map(|limit| limit.algorithm()) {
-            let first = *algorithm.get_or_insert(its);
-            if first != its {
-                node.refuse::<()>(format!(
-                    "the limits of one policy are of one algorithm, here {first}: another one would be a second budget \
-                     for whoever changes the plan"
-                ));
-            }
+        if let Some(its) = one.limit()
+            && let Some(reason) = cannot_share(first.get_or_insert(its), &its)
+        {
+            node.refuse::<()>(reason);
         }
         allowances.push((name.into(), one));
     }
@@ -228,6 +226,54 @@ fn plans(node: &Node<'_>, names: &Names<'_>, limit: Option<Allowance>, is_local:
         return node.refuse("lacks plans: each is a name and a limit, such as gold: {token_bucket: …}");
     }
     Some(Plans { by: by.flatten()?, allowances })
+}
+
+/// Why one bucket cannot serve both limits: what is spent under one would not be spent under the other, so that whoever
+/// changes the plan back and forth has more than either.
+fn cannot_share(first: &Limit, other: &Limit) -> Option<String> {
+    const MORE: &str = "a change of plan would bring back what was spent";
+    let window = "the limits of one policy have one window, and differ in the capacity alone";
+    match (first, other) {
+        (Limit::TokenBucket(_), Limit::TokenBucket(_)) => None,
+        (Limit::Gcra(first), Limit::Gcra(other)) => {
+            let time = |limit: &Gcra, other: &Gcra| {
+                // Each is below 2^42, so the product of three is below u128's bound.
+                let units = u128::from(limit.burst.count()).saturating_mul(u128::from(other.rate.tokens()));
+                units.saturating_mul(u128::from(limit.rate.period()))
+            };
+            (time(first, other) != time(other, first)).then(|| {
+                format!("every gcra of one policy takes as long to earn its burst, or {MORE}; or write token_buckets")
+            })
+        }
+        (Limit::FixedWindow(first), Limit::FixedWindow(other)) => {
+            (first.window != other.window).then(|| format!("{window}, or {MORE}"))
+        }
+        (Limit::SlidingWindow(first), Limit::SlidingWindow(other)) => {
+            (first.window != other.window).then(|| format!("{window}, or {MORE}"))
+        }
+        (Limit::SlidingLog(first), Limit::SlidingLog(other)) => {
+            (first.window != other.window).then(|| format!("{window}, or {MORE}"))
+        }
+        _ => Some(format!(
+            "the limits of one policy are of one algorithm, here {}: another one would be a second budget for whoever \
+             changes the plan",
+            first.algorithm()
+        )),
+    }
+}
+
+/// Has every limit's bucket kept as long as the slowest takes to fill: see [`TokenBucket::keep`].
+fn keep_for_the_slowest(policy: &mut Policy) {
+    let Some(plans) = &mut policy.plans else { return };
+    let mut buckets: Vec<&mut TokenBucket> = core::iter::once(&mut policy.limit)
+        .chain(plans.allowances.iter_mut().map(|(_, allowance)| allowance))
+        .filter_map(|allowance| match allowance {
+            Allowance::Limit(Limit::TokenBucket(bucket)) => Some(bucket),
+            _ => None,
+        })
+        .collect();
+    let slowest = buckets.iter().map(|bucket| bucket.time_to_fill()).max().unwrap_or_default();
+    buckets.iter_mut().for_each(|bucket| bucket.keep = slowest);
 }
 
 fn plan_by(node: &Node<'_>, names: &Names<'_>) -> Option<PlanBy> {

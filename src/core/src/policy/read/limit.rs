@@ -40,7 +40,7 @@ fn limit(node: &Node<'_>) -> Option<Limit> {
         "token_bucket" => {
             let fields = value.fields_but(&["capacity", "refill"], CALENDAR_FIELDS)?;
             let (capacity, refill) = (capacity(&fields, MAX_TOKENS), rate(&fields, "refill"));
-            Some(Limit::TokenBucket(TokenBucket { capacity: capacity?, refill: refill? }))
+            Some(Limit::TokenBucket(TokenBucket { capacity: capacity?, refill: refill?, keep: Micros::ZERO }))
         }
         "gcra" => {
             let fields = value.fields_but(&["burst", "rate"], CALENDAR_FIELDS)?;

@@ -85,7 +85,11 @@ fn arguments(limit: &Limit) -> (&'static str, [String; 3]) {
     let rate = |capacity: Tokens, rate: RefillRate| numbers([capacity.count(), rate.tokens(), rate.period()]);
     let window = |capacity: Tokens, window: Micros| numbers([capacity.count(), window.count(), 0]);
     match limit {
-        Limit::TokenBucket(limit) => ("b", rate(limit.capacity, limit.refill)),
+        Limit::TokenBucket(limit) => {
+            let [capacity, units, period] = rate(limit.capacity, limit.refill);
+            let keep = limit.keep.count();
+            ("b", [capacity, units, if keep == 0 { period } else { format!("{period}:{keep}") }])
+        }
         Limit::Gcra(limit) => ("g", rate(limit.burst, limit.rate)),
         Limit::FixedWindow(FixedWindow { capacity, window: Window::Span(span) }) => ("f", window(*capacity, *span)),
         Limit::FixedWindow(FixedWindow { capacity, window: Window::Calendar(window) }) => {
