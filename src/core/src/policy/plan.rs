@@ -1,14 +1,15 @@
 //! From a request's facts to what is to be asked of which buckets.
 
 use super::budget::{Allowance, KeyPart, OnMissing, PlanBy, Plans, Policy, overflow};
-use super::cost::CostRule;
 use super::route::{Reading, Route, RouteClass, Subject};
 use super::{IdentityResult, PolicySet};
 use crate::facts::{Facts, Found, Once, Value};
 use crate::key::{Digest, HashKey};
 use crate::limit::Limit;
 use crate::units::Tokens;
+use crate::wire::MAX_CHARGES;
 use core::cell::OnceCell;
+use core::cmp::Reverse;
 
 /// What one request is charged, before anything has been asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,31 +95,32 @@ impl Plan {
 pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
     let facts = Once::new(facts);
     let classes = classify(set, &facts);
-    let (route, class) = classes.first().copied().unwrap_or((Route::Other, None));
-    let mut plan = Plan { exempt: class.is_some_and(|class| class.exempt), ..Plan::empty(route) };
+    let mut plan = Plan {
+        exempt: classes.iter().all(Classified::is_exempt),
+        ..Plan::empty(classes.first().map_or(Route::Other, |class| class.route))
+    };
     if plan.exempt {
         return plan;
     }
     let caller = Caller::new(set, &facts);
-    let cost = OnceCell::new();
+    // A request that reads several ways has so many charges more at the most: the endpoint takes no more than that.
+    let mut room = MAX_CHARGES.saturating_sub(set.policies.len().saturating_mul(set.hash_keys.len()));
     for (index, policy) in set.policies.iter().enumerate() {
-        let Some((route, _)) = classes.iter().copied().find(|(route, _)| policy.applies_to(*route)) else { continue };
-        let Some(hash_key) = set.hash_keys.first() else { continue };
+        let mut applying = classes.iter().filter(|class| policy.applies_to(class.route));
+        let Some(first) = applying.next() else { continue };
+        let Some((hash_key, earlier)) = set.hash_keys.split_first() else { continue };
         let refused = |reason| {
-            let enforced = policy.enforce.applies_to(&caller.keys(policy, route, hash_key).0);
+            let enforced = policy.enforce.applies_to(&caller.keys(policy, first.route, hash_key).0);
             Refusal { policy: index, reason, enforced }
         };
         match policy.on_missing {
-            OnMissing::Reject if caller.lacks(policy, |_| true) => {
+            OnMissing::Reject if caller.lacks(policy) => {
                 plan.refusals.push(refused(RefusalReason::IdentityMissing));
                 continue;
             }
-            // Who sends an identity twice, or one of another form, has sent one: to skip that would leave it unlimited
+            // Who sends an identity twice, or one of another form, has sent one: to skip that would leave it unlimited,
             // while the server behind may well take it.
-            OnMissing::Skip
-                if caller.lacks(policy, |_| true)
-                    && !caller.lacks(policy, |result| result != IdentityResult::Missing) =>
-            {
+            OnMissing::Skip if caller.lacks(policy) && !caller.has_sent_what_cannot_be_used(policy) => {
                 plan.skipped.push(index);
                 continue;
             }
@@ -136,51 +138,81 @@ pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
                 continue;
             }
         };
-        let (key, group) = caller.keys(policy, route, hash_key);
-        let enforced = policy.enforce.applies_to(&key);
-        let (cost, made_up) = *cost.get_or_init(|| class.map_or((Tokens::ONE, false), |class| class.cost.of(&facts)));
-        plan.cost_made_up = made_up;
-        let charges = if enforced { &mut plan.charges } else { &mut plan.shadows };
-        charges.push(Charge { policy: index, key, group, cost, limit });
-        for before in set.hash_keys.iter().skip(1).filter(|_| enforced) {
-            let (key, group) = caller.keys(policy, route, before);
-            charges.push(Charge { policy: index, key, group, cost, limit });
+        let charge = |class: &Classified<'_>, cost, hash_key| {
+            let (key, group) = caller.keys(policy, class.route, hash_key);
+            Charge { policy: index, key, group, cost, limit }
+        };
+        // Each class has a bucket, or all share one, which is charged what the dearest of them costs.
+        let by_route = policy.key.contains(&KeyPart::Route);
+        let cost = applying
+            .clone()
+            .filter(|_| !by_route)
+            .map(|class| class.cost(&facts))
+            .fold(first.cost(&facts), Tokens::max);
+        let one = charge(first, cost, hash_key);
+        if !policy.enforce.applies_to(&one.key) {
+            plan.shadows.push(one);
+            continue;
+        }
+        plan.charges.push(one);
+        plan.charges.extend(earlier.iter().map(|hash_key| charge(first, cost, hash_key)));
+        for class in applying.filter(|_| by_route) {
+            let Some(left) = room.checked_sub(set.hash_keys.len()) else { break };
+            room = left;
+            plan.charges.extend(set.hash_keys.iter().map(|hash_key| charge(class, class.cost(&facts), hash_key)));
         }
     }
+    plan.cost_made_up = classes.iter().any(Classified::has_made_up_cost);
     plan.identities = caller.results();
     plan
 }
 
-/// A route class, and what it says; [`Route::Other`] says nothing.
-type Classified<'a> = (Route, Option<&'a RouteClass>);
+/// A route class that a request belongs to; [`Route::Other`] says nothing more.
+struct Classified<'a> {
+    route: Route,
+    class: Option<&'a RouteClass>,
+    /// What it costs, and whether that had to be made up, once a policy has asked.
+    cost: OnceCell<(Tokens, bool)>,
+}
+
+impl Classified<'_> {
+    fn is_exempt(&self) -> bool {
+        self.class.is_some_and(|class| class.exempt)
+    }
+
+    fn cost(&self, facts: &dyn Facts) -> Tokens {
+        self.cost.get_or_init(|| self.class.map_or((Tokens::ONE, false), |class| class.cost.of(facts))).0
+    }
+
+    fn has_made_up_cost(&self) -> bool {
+        self.cost.get().is_some_and(|(_, made_up)| *made_up)
+    }
+}
 
 /// The first class in the list that the request belongs to; never none. A request that can be read in several ways (see
-/// [`Reading`]) belongs to a class by each, the strictest first: one that is not exempt, then one that costs more, then
-/// that of the plain reading. The policies of all of them apply, since it is not known how it will be read behind the
-/// proxy; but those that are exempt only take part when all are.
+/// [`Reading`]) belongs to one by each of them, the strictest first: the one that can cost most, then that of the plain
+/// reading. It is not known how it will be read behind the proxy, so the policies of all of them apply; what is exempt
+/// by one reading is exempt only if it is by all.
 fn classify<'a>(set: &'a PolicySet, facts: &dyn Facts) -> Vec<Classified<'a>> {
     let request = Subject::new(facts);
     let class_of = |reading: Reading| {
         let found = set.routes.iter().enumerate().find(|(_, class)| class.matches(&request, reading));
-        found.map_or((Route::Other, None), |(index, class)| (Route::Listed(index), Some(class)))
-    };
-    let strictness = |class: Option<&RouteClass>| {
-        class.map_or((true, Tokens::ONE), |class| (!class.exempt, CostRule::most(&class.cost)))
+        let (route, class) = found.map_or((Route::Other, None), |(index, class)| (Route::Listed(index), Some(class)));
+        Classified { route, class, cost: OnceCell::new() }
     };
     let [plain, others @ ..] = Reading::ALL;
     let mut classes: Vec<Classified<'_>> = vec![class_of(plain)];
     for reading in others.into_iter().filter(|reading| request.can_be_read(*reading)) {
         let class = class_of(reading);
-        if classes.iter().all(|(route, _)| *route != class.0) {
+        if classes.iter().all(|known| known.route != class.route) {
             classes.push(class);
         }
     }
     if classes.len() > 1 {
-        classes.sort_by_key(|(_, class)| core::cmp::Reverse(strictness(*class)));
-        let exempt = |class: Option<&RouteClass>| class.is_some_and(|class| class.exempt);
-        if classes.iter().any(|(_, class)| !exempt(*class)) {
-            classes.retain(|(_, class)| !exempt(*class));
+        if !classes.iter().all(Classified::is_exempt) {
+            classes.retain(|class| !class.is_exempt());
         }
+        classes.sort_by_key(|class| Reverse(class.class.map_or(Tokens::ONE, |class| class.cost.most())));
     }
     classes
 }
@@ -212,14 +244,22 @@ impl<'a> Caller<'a> {
         self.identity(index)?.1.as_ref()
     }
 
-    /// Whether an identity of the policy's key has no value, for such a reason.
-    fn lacks(&self, policy: &Policy, because: impl Fn(IdentityResult) -> bool) -> bool {
-        policy.key.iter().any(|part| match part {
-            KeyPart::Identity(index) => {
-                self.identity(*index).is_none_or(|(result, value)| value.is_none() && because(*result))
-            }
-            KeyPart::Route => false,
+    /// What became of the identities of a policy's key.
+    fn key_results(&self, policy: &Policy) -> impl Iterator<Item = IdentityResult> {
+        policy.key.iter().filter_map(|part| match part {
+            KeyPart::Identity(index) => self.identity(*index).map(|(result, _)| *result),
+            KeyPart::Route => None,
         })
+    }
+
+    /// Whether an identity of the policy's key has no value.
+    fn lacks(&self, policy: &Policy) -> bool {
+        self.key_results(policy).any(|result| !matches!(result, IdentityResult::Ok | IdentityResult::XffShort))
+    }
+
+    /// Whether one of those is there all the same, several times or in another form.
+    fn has_sent_what_cannot_be_used(&self, policy: &Policy) -> bool {
+        self.key_results(policy).any(|result| matches!(result, IdentityResult::Ambiguous | IdentityResult::Invalid))
     }
 
     /// What a policy allows this caller, and whether it knows the plan that the caller has, if any.
