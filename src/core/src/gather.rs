@@ -315,4 +315,13 @@ mod tests {
         gather.expired(ms(1_000));
         assert!(gather.is_empty());
     }
+
+    #[test]
+    fn what_nobody_waits_for_is_watched_all_the_same() {
+        let mut gather = gather();
+        gather.join_behind(1, ms(0)).unwrap();
+        assert!(!gather.is_empty(), "or its time would never be up");
+        assert_eq!(gather.expired(ms(40)), [1]);
+        assert!(gather.is_empty());
+    }
 }

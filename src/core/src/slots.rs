@@ -360,6 +360,18 @@ mod tests {
         assert_ne!(SlotSet::decode(&bytes, Micros::new(later.count() - 1)), Ok(SlotSet::default()));
     }
 
+    #[test]
+    fn a_full_bucket_that_is_to_be_kept_stays() {
+        let kept = TokenBucket { keep: Micros::from_secs(60), ..limit(2) };
+        let mut set = SlotSet::default();
+        set.spend(set.seat(key(1), overflow(), &kept, NOW), Tokens::ONE, &kept, NOW);
+        let full = NOW.plus(Micros::from_secs(59));
+        assert_eq!(left(&stored(&set, full), &kept, full), 2);
+        // One who has had a capacity of 2 does not find 9 because of it.
+        assert_eq!(left(&stored(&set, NOW), &limit(9), NOW), 1);
+        assert_eq!(stored(&set, NOW.plus(Micros::from_secs(60))), SlotSet::default());
+    }
+
     /// A set through the bytes it is stored as.
     fn stored(set: &SlotSet, now: Micros) -> SlotSet {
         SlotSet::decode(&set.encode(), now).unwrap()

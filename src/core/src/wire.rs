@@ -79,7 +79,7 @@ struct RawCharge {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     token_bucket: Option<BucketSpec>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
-    gcra: Option<BucketSpec>,
+    gcra: Option<GcraSpec>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     fixed_window: Option<FixedSpec>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -129,7 +129,7 @@ pub struct Cost(pub Tokens);
 #[derive(Clone, Copy, Serialize)]
 struct Whole(u64);
 
-/// The numbers of a token bucket or of a GCRA: `{"capacity":20,"refill":5,"per_us":1000000}`.
+/// The numbers of a token bucket: `{"capacity":20,"refill":5,"per_us":1000000}`.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "RawBucket", into = "RawBucket")]
 struct BucketSpec(TokenBucket);
@@ -140,9 +140,22 @@ struct RawBucket {
     capacity: Whole,
     refill: Whole,
     per_us: Whole,
-    /// Of a token bucket: how long it is remembered at least.
+    /// How long it is remembered at least.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     keep_us: Option<Whole>,
+}
+
+/// The numbers of a GCRA, as those of a token bucket.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(try_from = "RawGcra", into = "RawGcra")]
+struct GcraSpec(Gcra);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Self")]
+struct RawGcra {
+    capacity: Whole,
+    refill: Whole,
+    per_us: Whole,
 }
 
 /// A fixed window: `{"capacity":100,"window_us":60000000}`, or
@@ -315,13 +328,17 @@ impl From<Cost> for u64 {
     }
 }
 
+fn rate(capacity: Whole, refill: Whole, per_us: Whole) -> Result<(Tokens, RefillRate), String> {
+    let capacity = tokens(capacity).map_err(|error| format!("capacity {error}"))?;
+    let refill = RefillRate::new(refill.0, Micros::new(per_us.0)).map_err(|error| format!("refill: {error}"))?;
+    Ok((capacity, refill))
+}
+
 impl TryFrom<RawBucket> for BucketSpec {
     type Error = String;
 
     fn try_from(raw: RawBucket) -> Result<Self, String> {
-        let capacity = tokens(raw.capacity).map_err(|error| format!("capacity {error}"))?;
-        let refill =
-            RefillRate::new(raw.refill.0, Micros::new(raw.per_us.0)).map_err(|error| format!("refill: {error}"))?;
+        let (capacity, refill) = rate(raw.capacity, raw.refill, raw.per_us)?;
         let keep = match raw.keep_us {
             None => Micros::ZERO,
             Some(Whole(keep)) if (1..=Micros::MAX.count()).contains(&keep) => Micros::new(keep),
@@ -342,6 +359,21 @@ impl From<BucketSpec> for RawBucket {
             per_us: Whole(refill.period()),
             keep_us: (keep > Micros::ZERO).then_some(Whole(keep.count())),
         }
+    }
+}
+
+impl TryFrom<RawGcra> for GcraSpec {
+    type Error = String;
+
+    fn try_from(raw: RawGcra) -> Result<Self, String> {
+        rate(raw.capacity, raw.refill, raw.per_us).map(|(burst, rate)| Self(Gcra { burst, rate }))
+    }
+}
+
+impl From<GcraSpec> for RawGcra {
+    fn from(spec: GcraSpec) -> Self {
+        let Gcra { burst, rate } = spec.0;
+        Self { capacity: Whole(burst.count()), refill: Whole(rate.tokens()), per_us: Whole(rate.period()) }
     }
 }
 
@@ -413,7 +445,7 @@ impl TryFrom<RawCharge> for ChargeRequest {
         let RawCharge { token_bucket, gcra, fixed_window, sliding_window, sliding_log, .. } = raw;
         let limit = match (token_bucket, gcra, fixed_window, sliding_window, sliding_log) {
             (Some(spec), None, None, None, None) => Limit::TokenBucket(spec.0),
-            (None, Some(spec), None, None, None) => Limit::Gcra(Gcra { burst: spec.0.capacity, rate: spec.0.refill }),
+            (None, Some(spec), None, None, None) => Limit::Gcra(spec.0),
             (None, None, Some(spec), None, None) => Limit::FixedWindow(spec.0),
             (None, None, None, Some(WindowSpec { capacity, window }), None) => {
                 Limit::SlidingWindow(SlidingWindow { capacity, window })
@@ -453,9 +485,7 @@ impl From<ChargeRequest> for RawCharge {
         };
         match limit {
             Limit::TokenBucket(limit) => raw.token_bucket = Some(BucketSpec(limit)),
-            Limit::Gcra(Gcra { burst, rate }) => {
-                raw.gcra = Some(BucketSpec(TokenBucket { capacity: burst, refill: rate, keep: Micros::ZERO }));
-            }
+            Limit::Gcra(limit) => raw.gcra = Some(GcraSpec(limit)),
             Limit::FixedWindow(limit) => raw.fixed_window = Some(FixedSpec(limit)),
             Limit::SlidingWindow(SlidingWindow { capacity, window }) => {
                 raw.sliding_window = Some(WindowSpec { capacity, window });
@@ -500,6 +530,7 @@ read_from_objects! {
     DecisionRequest: "a map with the field `charges`",
     RawCharge: "a map with the fields `policy`, `key`, `group`, `cost` and a limit",
     RawBucket: "a map with the fields `capacity`, `refill` and `per_us`",
+    RawGcra: "a map with the fields `capacity`, `refill` and `per_us`",
     RawWindow: "a map with the fields `capacity`, and `window_us` or `calendar`",
     AdmitAnswer: "a map with the field `decisions`",
     RawAnswer: "a map with one of the fields `admitted`, `denied` and `failed`",
@@ -518,7 +549,7 @@ macro_rules! write_as_derived {
     )*};
 }
 
-write_as_derived! { AdmitRequest DecisionRequest RawCharge RawBucket RawWindow AdmitAnswer Admitted Denied }
+write_as_derived! { AdmitRequest DecisionRequest RawCharge RawBucket RawGcra RawWindow AdmitAnswer Admitted Denied }
 
 fn tokens(Whole(count): Whole) -> Result<Tokens, String> {
     Tokens::new(count).ok_or_else(|| format!("must be between 1 and {MAX_TOKENS}, is {count}"))
@@ -561,6 +592,7 @@ mod tests {
     fn every_limit_goes_there_and_back_and_a_charge_has_one() {
         let bucket = r#""token_bucket":{"capacity":20,"refill":5,"per_us":1000000}"#;
         for limit in [
+            r#""token_bucket":{"capacity":20,"refill":1,"per_us":200000,"keep_us":9007199254740991}"#,
             r#""gcra":{"capacity":20,"refill":1,"per_us":200000}"#,
             r#""fixed_window":{"capacity":100,"window_us":60000000}"#,
             r#""fixed_window":{"capacity":100,"calendar":"day","time_zone":"Europe/Berlin"}"#,
@@ -569,7 +601,8 @@ mod tests {
         ] {
             let charge: ChargeRequest = serde_json::from_str(&CHARGE.replace(bucket, limit)).unwrap();
             assert!(serde_json::to_string(&charge).unwrap().ends_with(&format!("{limit}}}")), "{limit}");
-            let both = CHARGE.replace(bucket, &format!("{bucket},{limit}"));
+            let other = if limit.contains("gcra") { bucket } else { r#""gcra":{"capacity":2,"refill":1,"per_us":1}"# };
+            let both = CHARGE.replace(bucket, &format!("{other},{limit}"));
             assert!(serde_json::from_str::<ChargeRequest>(&both).unwrap_err().to_string().contains("exactly one"));
         }
         for wrong in [
@@ -577,6 +610,9 @@ mod tests {
             r#""fixed_window":{"capacity":100,"window_us":0}"#,
             r#""fixed_window":{"capacity":0,"window_us":60000000}"#,
             r#""fixed_window":{"capacity":1,"window_us":2592000000001}"#,
+            r#""token_bucket":{"capacity":20,"refill":1,"per_us":200000,"keep_us":0}"#,
+            r#""token_bucket":{"capacity":20,"refill":1,"per_us":200000,"keep_us":9007199254740992}"#,
+            r#""token_bucket":{"capacity":20,"refill":1,"per_us":200000,"keep_us":null}"#,
             r#""leaky":{}"#,
         ] {
             assert!(serde_json::from_str::<ChargeRequest>(&CHARGE.replace(bucket, wrong)).is_err(), "{wrong}");

@@ -7,8 +7,8 @@ use jiff::tz::TimeZoneDatabase;
 use jiff::{Span, ToSpan};
 use redis::{RedisResult, Script, aio::MultiplexedConnection};
 use tollgate_core::limit::{
-    Boundaries, CalendarUnit, CalendarWindow, FixedWindow, Gcra, Limit, MAX_LOG, SlidingLog, SlidingWindow, State,
-    TokenBucket, Verdict, Window, ZoneName,
+    Boundaries, CalendarUnit, CalendarWindow, FixedWindow, Gcra, Limit, MAX_LOG, MAX_SKEW, SlidingLog, SlidingWindow,
+    State, TokenBucket, Verdict, Window, ZoneName,
 };
 use tollgate_core::units::{MAX_PERIOD, MAX_TOKENS, Micros, RefillRate, Tokens};
 use tollgate_tests::Redis;
@@ -60,18 +60,22 @@ impl Random {
     }
 
     /// A limit of the algorithm with this letter, and its numbers as the script takes them.
-    fn limit(&mut self, letter: char) -> (Limit, [u64; 3]) {
+    fn limit(&mut self, letter: char) -> (Limit, [String; 3]) {
         let capacity = self.upto(if letter == 'l' { MAX_LOG } else { MAX_TOKENS });
         let tokens = Tokens::new(capacity).expect("within bounds");
         if matches!(letter, 'b' | 'g') {
             loop {
                 let (units, period) = (self.upto(MAX_TOKENS), Micros::new(self.upto(MAX_PERIOD)));
                 let Ok(rate) = RefillRate::new(units, period) else { continue };
-                let limit = match letter {
-                    'b' => Limit::TokenBucket(TokenBucket { capacity: tokens, refill: rate, keep: Micros::ZERO }),
-                    _ => Limit::Gcra(Gcra { burst: tokens, rate }),
+                let keep = if self.next().is_multiple_of(2) { self.upto(Micros::MAX.count()) } else { 0 };
+                let (limit, period) = match (letter, rate.period().to_string()) {
+                    ('b', period) => (
+                        Limit::TokenBucket(TokenBucket { capacity: tokens, refill: rate, keep: Micros::new(keep) }),
+                        if keep > 0 { format!("{period}:{keep}") } else { period },
+                    ),
+                    (_, period) => (Limit::Gcra(Gcra { burst: tokens, rate }), period),
                 };
-                return (limit, [capacity, rate.tokens(), rate.period()]);
+                return (limit, [capacity.to_string(), rate.tokens().to_string(), period]);
             }
         }
         let most = if self.next().is_multiple_of(2) { 5_000_000 } else { MAX_PERIOD };
@@ -81,12 +85,13 @@ impl Random {
             's' => Limit::SlidingWindow(SlidingWindow { capacity: tokens, window }),
             _ => Limit::SlidingLog(SlidingLog { capacity: tokens, window }),
         };
-        (limit, [capacity, window.count(), 0])
+        (limit, [capacity, window.count(), 0].map(|number| number.to_string()))
     }
 }
 
-/// What the core says, as the script does: verdict, units left, wait. `None` where the limit does not cover that time.
-fn step(limit: &Limit, stored: &mut Option<State>, cost: Tokens, now: Micros) -> Option<[i64; 3]> {
+/// What the core says, as the script does: verdict, units left, wait; and until when what it has stored says something,
+/// if it has. `None` where the limit does not cover that time.
+fn step(limit: &Limit, stored: &mut Option<State>, cost: Tokens, now: Micros) -> Option<([i64; 3], Option<Micros>)> {
     let mut state = limit.advance(stored.as_ref(), now)?;
     let verdict = limit.check(&state, cost, now);
     let mended = stored.as_ref().is_some_and(|stored| Limit::mended(stored, &state));
@@ -95,14 +100,16 @@ fn step(limit: &Limit, stored: &mut Option<State>, cost: Tokens, now: Micros) ->
     }
     let number = |n: u64| i64::try_from(n).expect("below 2^53");
     let left = number(limit.remaining(&state, now));
-    if verdict == Verdict::Admit || mended {
+    let kept = (verdict == Verdict::Admit || mended).then(|| limit.full_at(&state, now));
+    if kept.is_some() {
         *stored = Some(state);
     }
-    Some(match verdict {
+    let answer = match verdict {
         Verdict::Admit => [0, left, 0],
         Verdict::Wait(wait) => [1, left, number(wait.count())],
         Verdict::Never => [2, left, 0],
-    })
+    };
+    Some((answer, kept))
 }
 
 /// The script as shipped, but for its clock, which is its last argument.
@@ -135,6 +142,16 @@ impl Shipped {
         call.arg("take").arg(letter.to_string()).arg(numbers).arg(cost.count()).arg(now);
         call.invoke_async(&mut self.connection).await
     }
+
+    /// How long Redis keeps what is stored from now on, in milliseconds.
+    async fn lives(&mut self, key: u64) -> u64 {
+        let left: i64 = redis::cmd("PTTL")
+            .arg(format!("key {key}"))
+            .query_async(&mut self.connection)
+            .await
+            .expect("a time to live");
+        u64::try_from(left).expect("a key that expires")
+    }
 }
 
 async fn agree(letter: char) {
@@ -156,10 +173,18 @@ async fn agree(letter: char) {
             }
             let cost = random.cost(&limit);
             let before = stored.clone();
-            let expected = step(&limit, &mut stored, cost, Micros::new(now)).expect("one algorithm");
-            let numbers = numbers.map(|number| number.to_string());
+            let (expected, kept) = step(&limit, &mut stored, cost, Micros::new(now)).expect("one algorithm");
             let found = shipped.ask(key, letter, &numbers, cost, now).await.expect("a reply");
-            assert_eq!(found, expected, "key {key}, step {at}: {limit:?} {cost:?} at {now}, before {before:?}");
+            let what = format!("key {key}, step {at}: {limit:?} {cost:?} at {now}, before {before:?}");
+            assert_eq!(found, expected, "{what}");
+            if let Some(until) = kept {
+                // The script adds a second to be safe, and the test is not at once either. Where a clock was set back, or
+                // time ends for the core, the script keeps it longer.
+                let most = until.since(Micros::new(now)).count().div_ceil(1000) + 1000;
+                let lives = shipped.lives(key).await;
+                let too_long = until.count() < end && lives > most + MAX_SKEW.count() / 1000;
+                assert!(lives >= most.saturating_sub(60_000) && !too_long, "{lives} of {most} ms: {what}");
+            }
             verdicts[usize::try_from(expected[0]).expect("a verdict")] += 1;
         }
     }
@@ -245,10 +270,7 @@ async fn the_script_and_the_core_agree_on_calendar_windows() {
                 _ => now,
             };
             let (letter, (limit, numbers)) = match random.next() % 16 {
-                0 => {
-                    let (limit, numbers) = random.limit('f');
-                    ('f', (limit, numbers.map(|number| number.to_string())))
-                }
+                0 => ('f', random.limit('f')),
                 _ => ('c', calendar_limit(capacity, calendar, clock)),
             };
             let cost = random.cost(&limit);
@@ -256,7 +278,7 @@ async fn the_script_and_the_core_agree_on_calendar_windows() {
             let expected = step(&limit, &mut stored, cost, Micros::new(now));
             let what = format!("key {key}, step {at}: {limit:?} {cost:?} at {now}, before {before:?}");
             match (shipped.ask(key, letter, &numbers, cost, now).await, expected) {
-                (Ok(found), Some(expected)) => {
+                (Ok(found), Some((expected, _))) => {
                     assert_eq!(found, expected, "{what}");
                     verdicts[usize::try_from(expected[0]).expect("a verdict")] += 1;
                 }

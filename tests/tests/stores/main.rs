@@ -116,6 +116,7 @@ suite!(
     a_bucket_refills_by_fractions,
     concurrent_decisions_spend_no_unit_twice,
     a_lower_capacity_applies_at_once,
+    a_change_of_limit_brings_nothing_back_to_a_bucket_that_is_kept,
     policies_groups_and_keys_are_apart,
     the_largest_numbers_are_exact,
     every_limit_admits_its_capacity_and_says_when_to_come_back,
@@ -358,6 +359,27 @@ async fn concurrent_decisions_spend_no_unit_twice(store: Store) {
     }
 }
 
+/// Two limits of one bucket, as a caller's plans have them: ten units that come back in a month each, and one that comes
+/// back at once.
+fn slow_and_fast(cost: u64, keep_us: u64) -> [Value; 2] {
+    [charge(1, cost, 10, 0), charge(1, 1, 1, 1_000_000)].map(|mut charge| {
+        charge["token_bucket"]["keep_us"] = json!(keep_us);
+        charge
+    })
+}
+
+async fn a_change_of_limit_brings_nothing_back_to_a_bucket_that_is_kept(store: Store) {
+    let [slow, fast] = slow_and_fast(10, 300 * 24 * 3_600_000_000);
+    assert!(is_admitted(&store.one(&[slow]).await));
+    assert!(is_admitted(&store.one(&[fast.clone()]).await));
+    // The bucket of the fast limit is full again now, and Redis keeps a bucket for a second more at the most.
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    let [slow, _] = slow_and_fast(2, 300 * 24 * 3_600_000_000);
+    let DecisionAnswer::Denied(denied) = store.one(&[slow]).await else { panic!("denied") };
+    assert_eq!(denied[0].remaining, 0);
+    assert!(is_admitted(&store.one(&[fast]).await), "which is not what the fast limit says");
+}
+
 async fn a_lower_capacity_applies_at_once(store: Store) {
     assert!(is_admitted(&store.one(&[charge(1, 1, 5, 0)]).await));
     assert!(is_admitted(&store.one(&[charge(1, 1, 2, 0)]).await));
@@ -409,6 +431,20 @@ async fn every_key_in_redis_expires_when_its_bucket_would_be_full() {
     let key = format!("tollgate:{{{:032x}}}:p:{:032x}", 99, 99);
     let left: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.expect("a time to live");
     assert!((500..=1001).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn a_bucket_in_redis_is_kept_as_long_as_it_is_to_be_kept_and_no_longer() {
+    let store = Store::redis().await;
+    let mut connection = store.server().connect().await;
+    let key = format!("tollgate:{{{:032x}}}:p:{:032x}", 1, 1);
+    for charge in slow_and_fast(1, 7_000_000_000) {
+        assert!(is_admitted(&store.one(&[charge.clone()]).await));
+        let left: u64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.expect("a time to live");
+        // The slow limit is full when its unit is back, in a month.
+        let most = if charge["token_bucket"]["capacity"] == 1 { 7_001_000 } else { 30 * 24 * 3_600_000 + 1000 };
+        assert!((most - 10_000..=most).contains(&left), "{left} ms: {charge}");
+    }
 }
 
 #[tokio::test]

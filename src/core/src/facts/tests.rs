@@ -184,6 +184,12 @@ fn a_cookie_is_found_by_its_whole_name_and_only_once() {
         assert_eq!(of(none), Found::Absent, "{none:?}");
     }
     assert_eq!(of("sid=abc=="), text("abc=="));
+    // Many servers undo the encoding: each spelling is the same caller, and `+` is no space here.
+    for same in ["sid=a%62c%3d", "sid=%61%62%63%3D", "sid=\"abc%3D\"", "sid=abc="] {
+        assert_eq!(of(same), text("abc="), "{same:?}");
+    }
+    assert_eq!(of("sid=a+b%%zz%2"), text("a+b%%zz%2"));
+    assert_eq!(of("sid=%2561"), text("%61"), "undone once");
     assert_eq!(of("sid=a; sid=b"), Found::Ambiguous);
     assert_eq!(of("sid=a; sid="), Found::Ambiguous);
     assert_eq!(source.find(&Request::get("/").with("cookie", "sid=a").with("cookie", "b=c")), Found::Ambiguous);

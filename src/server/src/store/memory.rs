@@ -373,6 +373,20 @@ mod tests {
     }
 
     #[test]
+    fn a_full_bucket_is_kept_as_long_as_its_limit_says() {
+        let later = NOW.plus(Micros::from_secs(60));
+        for keep in [59, 61] {
+            let store = MemoryStore::new(1000);
+            let mut charge = charge(1, 1, 10);
+            let Limit::TokenBucket(limit) = &mut charge.limit else { panic!("a token bucket") };
+            limit.keep = Micros::from_secs(keep);
+            store.decide(&[charge], NOW);
+            store.shards.iter().for_each(|shard| lock(shard).sweep(later));
+            assert_eq!(len(&store), usize::from(keep > 60));
+        }
+    }
+
+    #[test]
     fn what_is_forgotten_gives_its_memory_back() {
         let store = MemoryStore::new(100_000);
         let bytes = || store.shards.iter().map(|shard| lock(shard).buckets.allocation_size()).sum::<usize>();

@@ -117,6 +117,34 @@ fn a_clock_a_minute_behind_is_believed_and_one_further_behind_is_not() {
 }
 
 #[test]
+fn a_bucket_fills_in_the_time_that_all_its_units_take() {
+    for (capacity, tokens, period, expected) in [
+        (20, 5, Micros::from_secs(1), 4 * SECOND),
+        (1, 3, Micros::from_secs(1), 333_334),
+        (MAX_TOKENS, 1, Micros::new(MAX_PERIOD), Micros::MAX.count()),
+    ] {
+        let limit = limit(capacity, tokens, period);
+        assert_eq!(limit.time_to_fill(), Micros::new(expected));
+        let mut bucket = Bucket::new(limit);
+        assert_eq!(bucket.request(capacity, 0), Verdict::Admit);
+        assert_eq!(limit.full_at(&bucket.stored.unwrap(), Micros::ZERO), Micros::new(expected));
+    }
+}
+
+#[test]
+fn a_full_bucket_says_nothing_anymore_but_where_its_limit_changes() {
+    let limit = limit(20, 5, Micros::from_secs(1));
+    let now = Micros::from_secs(100);
+    let after = |keep: u64, tokens: u64| {
+        let limit = TokenBucket { keep: Micros::from_secs(keep), ..limit };
+        let balance = Balance { tokens, fraction: 0, period: limit.refill.period(), at: now };
+        limit.full_at(&balance, now).since(now)
+    };
+    assert_eq!([after(0, 20), after(0, 10)], [Micros::ZERO, Micros::from_secs(2)]);
+    assert_eq!([after(60, 20), after(60, 10), after(1, 10)], [60, 60, 2].map(Micros::from_secs));
+}
+
+#[test]
 fn a_denial_stores_only_what_was_mended() {
     let stored = Balance { tokens: 4, fraction: 0, period: 1_000_000, at: Micros::from_secs(100) };
     let same = limit(5, 1, Micros::from_secs(1));
