@@ -155,6 +155,12 @@ impl Template {
                 "**" => template.open = true,
                 "*" => template.segments.push(Segment::Any),
                 _ if is_placeholder(part) => template.segments.push(Segment::Any),
+                _ if let Some(name) = placeholder_elsewhere(part) => {
+                    return Err(format!(
+                        "{part:?} is a placeholder elsewhere, and that very text here: write {{{name}}} for any one \
+                         segment"
+                    ));
+                }
                 _ if part.contains(['{', '}', '*']) => {
                     return Err(format!("{part:?}: a placeholder is a whole segment: {{name}}, * or, at the end, **"));
                 }
@@ -207,9 +213,17 @@ impl Template {
 }
 
 fn is_placeholder(part: &str) -> bool {
-    part.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).is_some_and(|name| {
-        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
-    })
+    part.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).is_some_and(is_placeholder_name)
+}
+
+/// The name in a segment such as `:id` or `<id>`. Text that begins with a colon can be written with `%3A`.
+fn placeholder_elsewhere(part: &str) -> Option<&str> {
+    let bracketed = || part.strip_prefix('<')?.strip_suffix('>')?.rsplit(':').next();
+    part.strip_prefix(':').or_else(bracketed).filter(|name| is_placeholder_name(name))
+}
+
+fn is_placeholder_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
 #[cfg(test)]
@@ -307,6 +321,7 @@ mod tests {
         {
             assert_eq!(matches("/v1/export/**", path), expected, "{path}");
         }
+        assert!(matches("/v1/%3Aid", "/v1/:id") && matches("/items:batch", "/items%3abatch"), "a colon can be meant");
         assert!(matches("/", "/") && matches("/", "//") && !matches("/", "/a") && matches("/**", "/a/b"));
     }
 
@@ -340,6 +355,12 @@ mod tests {
             ("/a/x{id}", "whole segment"),
             ("/a/{}", "whole segment"),
             ("/a/b*", "whole segment"),
+            (
+                "/v1/:id/x",
+                "\":id\" is a placeholder elsewhere, and that very text here: write {id} for any one segment",
+            ),
+            ("/v1/<id>", "write {id} for any one segment"),
+            ("/v1/<int:id>", "write {id} for any one segment"),
             ("/a?b=c", "without query"),
             ("/a/../b", "dot segments"),
         ] {

@@ -72,7 +72,6 @@ pub(super) struct Node<'a> {
 /// A map whose names have been checked.
 pub(super) struct Fields<'a> {
     node: Node<'a>,
-    map: &'a [(String, Tree)],
 }
 
 impl<'a> Node<'a> {
@@ -124,7 +123,7 @@ impl<'a> Node<'a> {
                 child.refuse::<()>("is there twice");
             }
         }
-        Some(Fields { node: self.clone(), map })
+        Some(Fields { node: self.clone() })
     }
 
     /// A map with exactly one of the `known` fields, which says what kind of thing this is.
@@ -197,6 +196,13 @@ impl<'a> Node<'a> {
 
     pub(super) const fn is_map(&self) -> bool {
         matches!(self.tree, Tree::Map(_))
+    }
+
+    /// A field, if this is a map that has it; nothing is checked.
+    pub(super) fn peek(&self, name: &str) -> Option<Self> {
+        let Tree::Map(map) = self.tree else { return None };
+        let (_, tree) = map.iter().find(|(known, _)| known == name)?;
+        Some(self.child(name, tree))
     }
 
     /// Whether this is `true` or `false`, for a word that YAML takes for one of them.
@@ -272,13 +278,17 @@ impl<'a> Node<'a> {
 
 impl<'a> Fields<'a> {
     pub(super) fn get(&self, name: &str) -> Option<Node<'a>> {
-        let (_, tree) = self.map.iter().find(|(known, _)| known == name)?;
-        Some(self.node.child(name, tree))
+        self.node.peek(name)
     }
 
     /// The field, or an error that says what it is for.
     pub(super) fn required(&self, name: &str, purpose: &str) -> Option<Node<'a>> {
         self.get(name).or_else(|| self.node.refuse(format!("lacks `{name}`: {purpose}")))
+    }
+
+    /// What the field reads as, if it is there; `None` when it is there and wrong.
+    pub(super) fn optional<T>(&self, name: &str, read: impl FnOnce(&Node<'a>) -> Option<T>) -> Option<Option<T>> {
+        self.get(name).map_or(Some(None), |node| read(&node).map(Some))
     }
 
     /// Notes that this map as a whole is right and yet hardly meant.

@@ -6,7 +6,7 @@ mod limit;
 mod route;
 
 use super::node::{Fields, Issues, Node, PolicyErrors};
-use super::{AuthToken, Endpoint, MAX_TIMEOUT, PolicySet, Scope};
+use super::{AuthToken, Endpoint, MAX_TIMEOUT, PolicySet};
 use crate::key::HashKey;
 use crate::tree::Tree;
 use crate::units::Micros;
@@ -57,10 +57,9 @@ fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
     };
     let names = Names { identities: &identities, routes: &routes };
     let first_key = hash_keys.as_ref().and_then(|keys| keys.first());
-    let policies = fields
+    let (policies, is_global) = fields
         .required("policies", "a list of budgets")
-        .map_or_else(Vec::new, |node| budget::policies(&node, &names, first_key.unwrap_or(&HashKey::new(b""))));
-    let is_global = policies.iter().any(|policy| matches!(policy.scope, Scope::Global { .. }));
+        .map_or_else(Default::default, |node| budget::policies(&node, &names, first_key.unwrap_or(&HashKey::new(b""))));
     match fields.get("endpoint") {
         None if is_global => {
             fields.refuse::<()>("lacks `endpoint`: a policy of scope global needs {cluster: …}, an Envoy cluster");
@@ -92,11 +91,14 @@ fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
 /// The hash key, and the one before it.
 fn hash_keys(node: &Node<'_>, env: Env<'_>) -> Option<Vec<HashKey>> {
     let hash_key = |text: &str| HashKey::new(text.as_bytes());
-    let (secret, _) = secret(node, &["previous"], env)?;
-    let Some(previous) = node.fields(&["env", "value", "previous"])?.get("previous") else {
-        return Some(vec![hash_key(&secret)]);
+    let secret = self::secret(node, &["previous"], env);
+    let previous = match secret {
+        Some(_) => node.fields(&["env", "value", "previous"])?.get("previous"),
+        None => node.peek("previous"),
     };
-    let (before, place) = self::secret(&previous, &[], env)?;
+    let Some(previous) = previous else { return Some(vec![hash_key(&secret?.0)]) };
+    let before = self::secret(&previous, &[], env);
+    let ((secret, _), (before, place)) = (secret?, before?);
     if before == secret {
         return place.refuse("is the same secret as the hash key itself: leave `previous` out");
     }
@@ -140,10 +142,7 @@ fn endpoint(node: &Node<'_>, env: Env<'_>) -> Option<Endpoint> {
         Some(timeout)
     });
     let max_in_flight = fields.get("max_in_flight").map_or(Some(256), |node| node.whole(1, 65_536));
-    let auth_token = match fields.get("auth_token") {
-        None => Some(None),
-        Some(node) => auth_token(&node, env).map(Some),
-    };
+    let auth_token = fields.optional("auth_token", |node| auth_token(node, env));
     Some(Endpoint {
         cluster: cluster?,
         timeout: timeout?,
@@ -173,6 +172,12 @@ fn without_repeats<T: PartialEq>(list: &[Node<'_>], read: impl Fn(&Node<'_>) -> 
         known.push(item);
     }
     known
+}
+
+/// What all items read as; `None` when one of them is wrong. One that is there already is refused.
+fn all<T: PartialEq>(list: &[Node<'_>], read: impl Fn(&Node<'_>) -> Option<T>) -> Option<Vec<T>> {
+    let items = without_repeats(list, read);
+    (items.len() == list.len()).then_some(items)
 }
 
 /// A header's name, in lower case.

@@ -1,9 +1,9 @@
 //! Policies: their fields, and whether they fit the identities and the route classes.
 
+use super::all;
 use super::identity::source;
 use super::limit::{EXAMPLE, allowance, token_bucket_limit};
 use super::route::MAX_ROUTES;
-use super::without_repeats;
 use crate::key::HashKey;
 use crate::limit::{Gcra, Limit, TokenBucket};
 use crate::policy::budget::overflow;
@@ -40,14 +40,13 @@ impl Names<'_> {
     }
 }
 
-pub(super) fn policies(node: &Node<'_>, names: &Names<'_>, hash_key: &HashKey) -> Vec<Policy> {
-    let mut policies: Vec<Policy> = Vec::new();
-    for node in node.filled_list(MAX_POLICIES).unwrap_or_default() {
-        if let Some(policy) = policy(&node, &policies, names, hash_key) {
-            policies.push(policy);
-        }
-    }
-    policies
+/// The policies that are right, and whether any, right or not, is of scope global.
+pub(super) fn policies(node: &Node<'_>, names: &Names<'_>, hash_key: &HashKey) -> (Vec<Policy>, bool) {
+    let list = node.filled_list(MAX_POLICIES).unwrap_or_default();
+    let mut taken: Vec<&str> = Vec::new();
+    let policies = list.iter().filter_map(|node| policy(node, &mut taken, names, hash_key)).collect();
+    let is_global = |node: &Node<'_>| node.peek("scope").is_some_and(|scope| scope.as_word() == Some("global"));
+    (policies, list.iter().any(is_global))
 }
 
 const POLICY_FIELDS: &[&str] = &[
@@ -65,35 +64,32 @@ const POLICY_FIELDS: &[&str] = &[
     "enforce",
 ];
 
-fn policy(node: &Node<'_>, earlier: &[Policy], names: &Names<'_>, hash_key: &HashKey) -> Option<Policy> {
+fn policy<'a>(node: &Node<'a>, taken: &mut Vec<&'a str>, names: &Names<'_>, hash_key: &HashKey) -> Option<Policy> {
     let fields = node.fields(POLICY_FIELDS)?;
     let name = fields.required("name", "what the budget is called").and_then(|node| {
         let name = node.name()?;
-        if earlier.iter().any(|policy| policy.name == name) {
+        if taken.contains(&name) {
             return node.refuse(format!("the name {name:?} is taken by an earlier policy"));
         }
+        taken.push(name);
         Some(name)
     });
-    let routes = match fields.get("match") {
-        None => Some(None),
-        Some(node) => match_routes(&node, names).map(Some),
-    };
+    let routes = fields.optional("match", |node| match_routes(node, names));
     let key = match fields.get("key") {
         None => Some(Vec::new()),
-        Some(node) => node.list().map(|list| without_repeats(&list, |node| key_part(node, names))),
+        Some(node) => node.list().and_then(|list| all(&list, |node| key_part(node, names))),
     };
     let place = place(&fields);
-    let scope = place.and_then(|place| scope(&fields, place));
+    let scope = scope(&fields, place);
     let limit_node = fields.required("limit", &format!("such as {EXAMPLE}"));
     // Which limits there can be depends on the place.
     let is_local = place == Some(Place::Local);
     let limit = limit_node.and_then(|node| allowance(&node, is_local));
-    let plans = match fields.get("plans") {
-        Some(node) => plans(&node, names, limit, is_local).map(Some),
-        None => Some(None),
-    };
+    let plans = fields.optional("plans", |node| plans(node, names, limit, is_local));
     let on_missing = on_missing(&fields, key.as_deref());
     let enforce = fields.get("enforce").map_or(Some(Enforcement::On), |node| enforcement(&node));
+    let parts = Parts { name, routes: routes.as_ref(), limit, plans: plans.as_ref(), scope: scope.as_ref() };
+    check(&fields, names, &parts);
     let mut policy = Policy {
         name: name?.into(),
         scope: scope?,
@@ -106,8 +102,16 @@ fn policy(node: &Node<'_>, earlier: &[Policy], names: &Names<'_>, hash_key: &Has
         overflow: overflow(hash_key, name?),
     };
     keep_for_the_slowest(&mut policy);
-    check(&policy, &fields, names);
     Some(policy)
+}
+
+/// Those parts of a policy that are right by themselves.
+struct Parts<'a> {
+    name: Option<&'a str>,
+    routes: Option<&'a Option<Vec<Route>>>,
+    limit: Option<Allowance>,
+    plans: Option<&'a Option<Plans>>,
+    scope: Option<&'a Scope>,
 }
 
 fn on_missing(fields: &Fields<'_>, key: Option<&[KeyPart]>) -> Option<OnMissing> {
@@ -148,40 +152,47 @@ enum Place {
     Global,
 }
 
+impl Place {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Global => "global",
+        }
+    }
+}
+
 fn place(fields: &Fields<'_>) -> Option<Place> {
     fields
         .required("scope", "local (in this proxy) or global (over all proxies)")?
         .word(&[("local", Place::Local), ("global", Place::Global)])
 }
 
-fn scope(fields: &Fields<'_>, place: Place) -> Option<Scope> {
-    let belongs = |name: &str, place: &str| {
-        if let Some(node) = fields.get(name) {
-            node.refuse::<()>(format!("is for policies of scope {place}"));
+/// Without a place, what belongs to either is read: it can be wrong as well.
+fn scope(fields: &Fields<'_>, place: Option<Place>) -> Option<Scope> {
+    let of = |owner: Place, name: &str| {
+        let node = fields.get(name)?;
+        if place.is_some_and(|place| place != owner) {
+            return node.refuse(format!("is for policies of scope {}", owner.name()));
         }
+        Some(node)
     };
-    match place {
-        Place::Local => {
-            belongs("mode", "global");
-            belongs("on_failure", "global");
-            let sharing = fields.get("sharing").map_or(Some(Sharing::Proxy), |node| {
-                node.word(&[("proxy", Sharing::Proxy), ("worker", Sharing::Worker)])
-            });
-            let charge_always =
-                fields.get("charge").map_or(Some(false), |node| node.word(&[("admitted", false), ("always", true)]));
-            Some(Scope::Local { sharing: sharing?, charge_always: charge_always? })
-        }
-        Place::Global => {
-            belongs("sharing", "local");
-            belongs("charge", "local");
-            if let Some(node) = fields.get("mode") {
-                node.word(&[("exact", ())]);
-            }
-            let purpose = "what happens when the endpoint cannot say: open (admit), closed (503), \
-                           or {local: {token_bucket: …}} (an emergency budget in each proxy)";
-            let on_failure = fields.required("on_failure", purpose).and_then(|node| fail_mode(&node));
-            Some(Scope::Global { on_failure: on_failure? })
-        }
+    let sharing = of(Place::Local, "sharing")
+        .map_or(Some(Sharing::Proxy), |node| node.word(&[("proxy", Sharing::Proxy), ("worker", Sharing::Worker)]));
+    let charge_always =
+        of(Place::Local, "charge").map_or(Some(false), |node| node.word(&[("admitted", false), ("always", true)]));
+    if let Some(node) = of(Place::Global, "mode") {
+        node.word(&[("exact", ())]);
+    }
+    let on_failure = of(Place::Global, "on_failure").map(|node| fail_mode(&node));
+    match place? {
+        Place::Local => Some(Scope::Local { sharing: sharing?, charge_always: charge_always? }),
+        Place::Global => match on_failure {
+            Some(on_failure) => Some(Scope::Global { on_failure: on_failure? }),
+            None => fields.refuse(
+                "lacks `on_failure`: what happens when the endpoint cannot say: open (admit), closed (503), or {local: \
+                 {token_bucket: …}} (an emergency budget in each proxy)",
+            ),
+        },
     }
 }
 
@@ -199,18 +210,20 @@ fn fail_mode(node: &Node<'_>) -> Option<FailMode> {
 
 /// `{by: …, gold: {…}}`
 fn plans(node: &Node<'_>, names: &Names<'_>, limit: Option<Allowance>, is_local: bool) -> Option<Plans> {
-    let entries = node.entries()?;
-    if entries.len() > MAX_PLANS {
-        return node.refuse(format!("must have at most {MAX_PLANS} plans, has {}", entries.len()));
+    let (by, plans): (Vec<_>, Vec<_>) = node.entries()?.into_iter().partition(|(name, _)| *name == "by");
+    let by = match by.first() {
+        Some((_, node)) => plan_by(node, names),
+        None => node.refuse("lacks `by`: what names the plan, an identity or a source such as {header: x-plan}"),
+    };
+    if plans.is_empty() {
+        node.refuse::<()>("lacks plans: each is a name and a limit, such as gold: {token_bucket: …}");
     }
-    let mut by = None;
-    let mut allowances: Vec<(String, Allowance)> = Vec::new();
+    if plans.len() > MAX_PLANS {
+        node.refuse::<()>(format!("must have at most {MAX_PLANS} plans, has {}", plans.len()));
+    }
     let mut first = limit.and_then(|limit| limit.limit());
-    for (name, node) in entries {
-        if name == "by" {
-            by = Some(plan_by(&node, names));
-            continue;
-        }
+    let mut allowances: Vec<(String, Allowance)> = Vec::new();
+    for (name, node) in plans {
         let Some(one) = allowance(&node, is_local) else { continue };
         if let Some(its) = one.limit()
             && let Some(reason) = cannot_share(first.get_or_insert(its), &its)
@@ -219,13 +232,7 @@ fn plans(node: &Node<'_>, names: &Names<'_>, limit: Option<Allowance>, is_local:
         }
         allowances.push((name.into(), one));
     }
-    if by.is_none() {
-        return node.refuse("lacks `by`: what names the plan, an identity or a source such as {header: x-plan}");
-    }
-    if allowances.is_empty() {
-        return node.refuse("lacks plans: each is a name and a limit, such as gold: {token_bucket: …}");
-    }
-    Some(Plans { by: by.flatten()?, allowances })
+    Some(Plans { by: by?, allowances })
 }
 
 /// Why one bucket cannot serve both limits: what is spent under one would not be spent under the other, so that whoever
@@ -242,7 +249,10 @@ fn cannot_share(first: &Limit, other: &Limit) -> Option<String> {
                 units.saturating_mul(u128::from(limit.rate.period()))
             };
             (time(first, other) != time(other, first)).then(|| {
-                format!("every gcra of one policy takes as long to earn its burst, or {MORE}; or write token_buckets")
+                format!(
+                    "the gcras of one policy take equally long to earn their bursts (burst / rate), or {MORE}; \
+                     token_buckets need not"
+                )
             })
         }
         (Limit::FixedWindow(first), Limit::FixedWindow(other)) => {
@@ -300,7 +310,7 @@ fn plan_by(node: &Node<'_>, names: &Names<'_>) -> Option<PlanBy> {
 
 fn match_routes(node: &Node<'_>, names: &Names<'_>) -> Option<Vec<Route>> {
     let list = node.fields(&["routes"])?.required("routes", "a list of route classes")?.filled_list(MAX_ROUTES)?;
-    Some(without_repeats(&list, |node| match_route(node, names)))
+    all(&list, |node| match_route(node, names))
 }
 
 fn match_route(node: &Node<'_>, names: &Names<'_>) -> Option<Route> {
@@ -333,12 +343,16 @@ fn key_part(node: &Node<'_>, names: &Names<'_>) -> Option<KeyPart> {
     })
 }
 
-/// What does not fit together in a policy that is right in each of its fields.
-fn check(policy: &Policy, fields: &Fields<'_>, names: &Names<'_>) {
-    let applies = |route: &Route| policy.routes.as_ref().is_none_or(|routes| routes.contains(route));
-    let routes: Vec<Route> = names.limited().filter(applies).collect();
-    let name = &policy.name;
-    match (routes.is_empty(), fields.get("match")) {
+/// What does not fit together in a policy, as far as its fields are right.
+fn check(fields: &Fields<'_>, names: &Names<'_>, parts: &Parts<'_>) {
+    let name = parts.name.unwrap_or("?");
+    if let (Some(node), Some(Allowance::Unlimited), Some(None)) = (fields.get("limit"), parts.limit, parts.plans) {
+        node.warn(format!("the policy {name:?} limits nothing, and has no plans that would"));
+    }
+    let Some(routes) = parts.routes else { return };
+    let applies = |route: &Route| routes.as_ref().is_none_or(|routes| routes.contains(route));
+    let limited: Vec<Route> = names.limited().filter(applies).collect();
+    match (limited.is_empty(), fields.get("match")) {
         (true, Some(node)) => {
             node.refuse::<()>(format!(
                 "no request is limited by the policy {name:?}: what it is for goes to route classes that are earlier in \
@@ -348,20 +362,20 @@ fn check(policy: &Policy, fields: &Fields<'_>, names: &Names<'_>) {
         (true, None) => fields.warn(format!("every request is exempt, so the policy {name:?} limits none")),
         (false, _) => {}
     }
-    if let Some(node) = fields.get("limit") {
-        let limits = core::iter::once(&policy.limit)
-            .chain(policy.plans.iter().flat_map(|plans| plans.allowances.iter().map(|(_, allowance)| allowance)));
-        for limit in limits.filter_map(Allowance::limit) {
-            check_costs(&node, limit.capacity(), &routes, names);
-        }
-        if policy.plans.is_none() && policy.limit == Allowance::Unlimited {
-            node.warn(format!("the policy {name:?} limits nothing, and has no plans that would"));
+    if let (Some(node), Some(Allowance::Limit(limit))) = (fields.get("limit"), parts.limit) {
+        check_costs(&node, limit.capacity(), &limited, names);
+    }
+    if let (Some(node), Some(Some(plans))) = (fields.get("plans"), parts.plans) {
+        for (name, allowance) in &plans.allowances {
+            if let (Some(node), Some(limit)) = (node.peek(name), allowance.limit()) {
+                check_costs(&node, limit.capacity(), &limited, names);
+            }
         }
     }
-    if let Scope::Global { on_failure: FailMode::Local(emergency) } = &policy.scope
-        && let Some(node) = fields.get("on_failure")
+    if let (Some(node), Some(Scope::Global { on_failure: FailMode::Local(emergency) })) =
+        (fields.get("on_failure"), parts.scope)
     {
-        check_costs(&node, emergency.capacity, &routes, names);
+        check_costs(&node, emergency.capacity, &limited, names);
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::identity::metadata;
 use super::limit::tokens;
-use super::{header_name, without_repeats};
+use super::{all, header_name};
 use crate::facts::MetadataOf;
 use crate::path::Template;
-use crate::policy::node::{Fields, Node};
+use crate::policy::node::Node;
 use crate::policy::{CostRule, HeaderMatch, HostPattern, Measure, RouteClass, ValueMatch};
 use crate::units::{MAX_TOKENS, Tokens};
 use core::num::NonZeroU64;
@@ -21,9 +21,10 @@ pub(super) fn routes(node: &Node<'_>) -> Vec<RouteClass> {
             node.refuse::<()>(format!("there can be at most {MAX_ROUTES} route classes"));
             break;
         }
-        if let Some(class) = route(&node, &classes) {
-            if let Some(first) = classes.iter().find(|first| first.takes_all_of(&class)) {
-                let (name, first) = (&class.name, &first.name);
+        if let Some((class, is_sound)) = route(&node, &classes) {
+            let first = classes.iter().find(|first| is_sound && first.takes_all_of(&class));
+            if let Some(RouteClass { name: first, .. }) = first {
+                let name = &class.name;
                 node.refuse::<()>(format!(
                     "no request reaches the route class {name:?}: {first:?} before it takes all that it matches"
                 ));
@@ -34,7 +35,9 @@ pub(super) fn routes(node: &Node<'_>) -> Vec<RouteClass> {
     classes
 }
 
-fn route(node: &Node<'_>, earlier: &[RouteClass]) -> Option<RouteClass> {
+/// A class, and whether what it matches is right. As with identities, one that is wrong keeps its name for those who
+/// refer to it: then it takes no request, so that it does not seem to take those of others.
+fn route(node: &Node<'_>, earlier: &[RouteClass]) -> Option<(RouteClass, bool)> {
     let fields = node.fields(FIELDS)?;
     let name = fields.required("name", "what the route class is called in keys and metrics").and_then(|node| {
         let name = node.name()?;
@@ -46,37 +49,45 @@ fn route(node: &Node<'_>, earlier: &[RouteClass]) -> Option<RouteClass> {
         }
         Some(name)
     });
-    if ["methods", "host", "path", "headers", "envoy_route"].iter().all(|name| fields.get(name).is_none()) {
-        fields.refuse::<()>("lacks what it matches, such as `path`: a template such as \"/v1/reports/{id}\"");
-    }
-    let methods = fields.get("methods").and_then(|node| node.filled_list(32));
-    let envoy_route = fields.get("envoy_route").and_then(|node| node.filled_text());
+    let methods = fields.optional("methods", |node| all(&node.filled_list(32)?, method));
+    let host = fields.optional("host", |node| parsed(node, HostPattern::new));
+    let path = fields.optional("path", |node| parsed(node, Template::new));
+    let headers = fields.optional("headers", |node| all(&node.filled_list(16)?, header));
+    let envoy_route = fields.optional("envoy_route", |node| node.filled_text().map(String::from));
     let exempt = fields.get("exempt").and_then(|node| node.boolean());
     let cost = fields.get("cost").and_then(|node| cost(&node));
     if let (Some(true), Some(node)) = (exempt, fields.get("cost")) {
         node.refuse::<()>("an exempt route class costs nothing: leave one of the two out");
     }
-    // As with identities: a class that is otherwise wrong keeps its name for those who refer to it.
-    let class = RouteClass {
+    let mut class = RouteClass {
         name: name?.into(),
-        methods: methods.map(|list| without_repeats(&list, method)),
-        host: parsed(&fields, "host", HostPattern::new),
-        path: parsed(&fields, "path", Template::new),
-        headers: fields.get("headers").map_or_else(Vec::new, |node| headers(&node)),
-        envoy_route: envoy_route.map(String::from),
+        methods: None,
+        host: None,
+        path: None,
+        headers: Vec::new(),
+        envoy_route: None,
         exempt: exempt.unwrap_or_default(),
         cost: cost.unwrap_or(CostRule::Fixed(Tokens::ONE)),
     };
+    let (Some(methods), Some(host), Some(path), Some(headers), Some(envoy_route)) =
+        (methods, host, path, headers, envoy_route)
+    else {
+        return Some((RouteClass { methods: Some(Vec::new()), ..class }, false));
+    };
+    if methods.is_none() && host.is_none() && path.is_none() && headers.is_none() && envoy_route.is_none() {
+        fields.refuse::<()>("lacks what it matches, such as `path`: a template such as \"/v1/reports/{id}\"");
+        return Some((RouteClass { methods: Some(Vec::new()), ..class }, false));
+    }
+    class = RouteClass { methods, host, path, headers: headers.unwrap_or_default(), envoy_route, ..class };
     if class.exempt && class.can_be_claimed() {
         fields.warn(
             "whoever sends these headers is exempt: name a path or an envoy_route too, or have Envoy remove them",
         );
     }
-    Some(class)
+    Some((class, true))
 }
 
-fn parsed<T>(fields: &Fields<'_>, name: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
-    let node = fields.get(name)?;
+fn parsed<T>(node: &Node<'_>, parse: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
     parse(node.text()?).map_or_else(|error| node.refuse(error), Some)
 }
 
@@ -86,10 +97,6 @@ fn method(node: &Node<'_>) -> Option<String> {
         return node.refuse(format!("{text:?} is not a method: methods are written in capitals, such as GET"));
     }
     Some(text.into())
-}
-
-fn headers(node: &Node<'_>) -> Vec<HeaderMatch> {
-    without_repeats(&node.filled_list(16).unwrap_or_default(), header)
 }
 
 fn header(node: &Node<'_>) -> Option<HeaderMatch> {
