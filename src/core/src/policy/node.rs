@@ -241,6 +241,14 @@ impl<'a> Node<'a> {
             Tree::Whole(value) if (least..=most).contains(value) => Some(*value),
             Tree::Whole(value) => self.refuse(format!("must be between {least} and {most}, is {value}")),
             Tree::Other => self.refuse(format!("must be a whole number between {least} and {most}")),
+            // Envoy hands on a whole number of YAML that 32 bits do not hold as text: there is no other way to write it.
+            Tree::Text(text) if text.parse::<u64>().is_ok_and(|value| value > i32::MAX as u64) => {
+                let value = text.parse().unwrap_or(u64::MAX);
+                if (least..=most).contains(&value) {
+                    return Some(value);
+                }
+                self.refuse(format!("must be between {least} and {most}, is {value}"))
+            }
             Tree::Text(text) if text.parse::<u64>().is_ok() => {
                 self.refuse(format!("must be a number without quotes: {text}"))
             }

@@ -479,6 +479,22 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
 }
 
 #[test]
+fn a_number_that_envoy_can_only_hand_on_as_text_is_a_number() {
+    let capacity = |text: &str| with("\"capacity\": 200", &format!("\"capacity\": {text}"));
+    for (text, count) in [("\"2147483648\"", 2_147_483_648), ("\"999999999999\"", 999_999_999_999)] {
+        assert_eq!(read(&capacity(text)).policies()[0].scope.limit().capacity().count(), count);
+    }
+    let at = "policies[0].limit.token_bucket.capacity: must be";
+    for (text, rest) in [
+        ("\"2147483647\"", "a number without quotes: 2147483647"),
+        ("\"1000000000000\"", "between 1 and 999999999999, is 1000000000000"),
+        ("\"99999999999999999999\"", "a whole number between 1 and 999999999999, is 99999999999999999999"),
+    ] {
+        assert_eq!(errors(&capacity(text)), format!("{at} {rest}"));
+    }
+}
+
+#[test]
 fn the_size_of_a_configuration_is_bounded() {
     let policy = |n: usize| {
         format!(r#"{{"name":"p{n}","scope":"local","limit":{{"token_bucket":{{"capacity":5,"refill":"1/s"}}}}}}"#)
