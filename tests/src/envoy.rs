@@ -1,5 +1,5 @@
 use crate::{Client, HASH_KEY, Process, eventually, tool};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,6 +33,7 @@ pub struct EnvoyBuilder {
     manager: Value,
     virtual_host: Value,
     chain: Value,
+    capabilities: Vec<String>,
 }
 
 impl EnvoyBuilder {
@@ -55,6 +56,7 @@ impl EnvoyBuilder {
             manager: json!({}),
             virtual_host: json!({}),
             chain: json!({}),
+            capabilities: Vec::new(),
         }
     }
 
@@ -116,6 +118,12 @@ impl EnvoyBuilder {
             },
         });
         self.chain = json!({"transport_socket": {"name": "tls", "typed_config": context}});
+        self
+    }
+
+    /// The only host calls and callbacks of the filter that Envoy allows; all, where there are none.
+    pub fn capabilities(mut self, names: &[&str]) -> Self {
+        self.capabilities = names.iter().map(|name| (*name).to_owned()).collect();
         self
     }
 
@@ -201,11 +209,13 @@ impl EnvoyBuilder {
         } else {
             json!({"@type": "type.googleapis.com/google.protobuf.StringValue", "value": policy.to_string()})
         };
+        let capabilities: Map<String, Value> = self.capabilities.iter().map(|name| (name.clone(), json!({}))).collect();
         json!({"name": "tollgate", "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm",
             "config": {
                 "name": "tollgate", "root_id": "tollgate", "failure_policy": "FAIL_RELOAD",
                 "allow_on_headers_stop_iteration": self.stop_iteration,
+                "capability_restriction_config": {"allowed_capabilities": capabilities},
                 "vm_config": {
                     "vm_id": "tollgate", "runtime": "envoy.wasm.runtime.v8",
                     "code": {"local": {"filename": tool("TOLLGATE_WASM")}},

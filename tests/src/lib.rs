@@ -40,7 +40,7 @@ pub fn free_port() -> u16 {
 }
 
 /// A path from the environment that `make test` sets.
-fn tool(variable: &str) -> PathBuf {
+pub fn tool(variable: &str) -> PathBuf {
     match std::env::var_os(variable) {
         Some(path) => path.into(),
         None => panic!("{variable} is not set: run `make test`, which builds and finds what the tests need"),

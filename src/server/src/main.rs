@@ -1,10 +1,12 @@
-//! `tollgate`: the token endpoint.
+//! `tollgate`: the token endpoint, and what there is to know of a policy before it is rolled out.
 
 mod admit;
 mod api;
 mod auth;
 mod calendar;
+mod check;
 mod connection;
+mod document;
 mod metrics;
 mod openapi;
 mod readiness;
@@ -16,6 +18,7 @@ mod throttle;
 mod traces;
 
 use api::Endpoint;
+use check::CheckArgs;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use settings::{Secrets, ServeArgs, Settings};
 use std::process::ExitCode;
@@ -32,25 +35,26 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run the token endpoint, which keeps the budgets that all proxies share.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
+    /// Say whether policies, and the files that hold them, are right, and what they mean.
+    Check(CheckArgs),
 }
 
 fn main() -> ExitCode {
-    match settings() {
-        Ok(settings) => run(settings),
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
+    let matches = Cli::command().get_matches();
+    match Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
+        Command::Check(args) => check::run(&args),
+        Command::Serve(args) => {
+            let matches = matches.subcommand().map_or(&matches, |(_, matches)| matches);
+            match Settings::resolve(*args, matches, Secrets::from_env()) {
+                Ok(settings) => run(settings),
+                Err(error) => {
+                    eprintln!("error: {error}");
+                    ExitCode::FAILURE
+                }
+            }
         }
     }
-}
-
-/// From the arguments, the environment and the file. `--help` and what clap does not understand end the program.
-fn settings() -> Result<Settings, String> {
-    let matches = Cli::command().get_matches();
-    let Command::Serve(args) = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
-    let matches = matches.subcommand().map_or(&matches, |(_, matches)| matches);
-    Settings::resolve(args, matches, Secrets::from_env())
 }
 
 fn run(settings: Settings) -> ExitCode {

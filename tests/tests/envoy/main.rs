@@ -2,6 +2,7 @@
 
 mod admission;
 mod body;
+mod check;
 mod config;
 mod hostile;
 mod identity;

@@ -1,0 +1,128 @@
+//! `tollgate check` says what Envoy and the filter say.
+
+use crate::admitted;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Command, Output};
+use tollgate_tests::{EnvoyBuilder, HASH_KEY, NEVER, Upstream, burst, config, local, tool};
+
+/// The demo with these lines at the end of its routes and of its policies.
+fn demo_with(routes: &str, policies: &str) -> String {
+    let demo = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../envoy/demo.yaml")).expect("text");
+    let module = tool("TOLLGATE_WASM");
+    let demo = demo.replace("build/tollgate_filter.wasm", &module.display().to_string());
+    let indented = |lines: &str, by: usize| lines.lines().map(|line| format!("{:by$}{line}\n", "")).collect::<String>();
+    let (before, after) = demo.split_once("                            policies:\n").expect("policies");
+    let (policies_before, rest) =
+        after.split_once("                  - name: envoy.filters.http.router").expect("a router");
+    format!(
+        "{before}{}                            policies:\n{policies_before}{}                  - name: \
+         envoy.filters.http.router{rest}",
+        indented(routes, 30),
+        indented(policies, 30)
+    )
+}
+
+fn run(command: &mut Command) -> Output {
+    command.env("TOLLGATE_HASH_KEY", HASH_KEY).output().expect("it runs")
+}
+
+/// Envoy's exit status and log, and what `check` found.
+fn both(text: &str) -> (bool, String, Value) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("envoy.yaml");
+    std::fs::write(&path, text).expect("written");
+    let envoy = run(Command::new(tool("ENVOY_BIN")).args(["--mode", "validate", "-l", "error", "-c"]).arg(&path));
+    let check =
+        run(Command::new(tool("TOLLGATE_BIN")).args(["check", "--deny-warnings", "--format", "json"]).arg(&path));
+    let found: Value = serde_json::from_slice(&check.stdout).expect("JSON");
+    assert_eq!(check.status.success(), found["errors"] == 0);
+    (envoy.status.success(), String::from_utf8_lossy(&envoy.stderr).into_owned(), found["files"][0]["findings"].clone())
+}
+
+/// Values without quotes are where YAML misleads: 010 is 8, `no` is false, 1.5 is text.
+const SCALARS: [&str; 32] = [
+    "100",
+    "+100",
+    "0144",
+    "0x64",
+    "2147483647",
+    "2147483648",
+    "999999999999",
+    "1000000000000",
+    "-5",
+    "08",
+    "0o10",
+    "0b11",
+    "1_000",
+    "1.5",
+    "1.",
+    "1e3",
+    ".inf",
+    "~",
+    "null",
+    "nULL",
+    "yes",
+    "No",
+    "oN",
+    "y",
+    "OFF",
+    "true",
+    "tRUE",
+    "\"100\"",
+    "!!int \"100\"",
+    "! 100",
+    "!!str 100",
+    "a",
+];
+
+#[test]
+fn values_mean_the_same_to_check_and_to_envoy() {
+    let (mut routes, mut policies) = (String::new(), String::new());
+    for (index, scalar) in SCALARS.iter().enumerate() {
+        routes +=
+            &format!("- {{name: r{index}, path: /{index}, exempt: {scalar}}}\n- {{name: {scalar}, path: /n{index}}}\n");
+        let limit = format!("limit: {{token_bucket: {{capacity: {scalar}, refill: 1/s}}}}");
+        policies += &format!("- {{name: p{index}, scope: local, match: {{routes: [other]}}, {limit}}}\n");
+    }
+    let (accepted, log, findings) = both(&demo_with(&routes, &policies));
+    let findings = findings.as_array().expect("a list");
+    assert!(!accepted);
+    assert!(log.contains(&format!("the policy is refused, {} to mend", findings.len())), "{findings:#?}\n{log}");
+    for finding in findings {
+        let line =
+            format!("{}: {}", finding["path"].as_str().expect("a path"), finding["message"].as_str().expect("text"));
+        assert!(log.contains(&line), "Envoy does not say {line:?}:\n{log}");
+    }
+}
+
+#[test]
+fn what_envoy_takes_is_right() {
+    let routes =
+        "- {name: a, path: /a, exempt: yes}\n- {name: 1.5, path: /b, cost: 0x5}\n- {name: nULL, path: /c, cost: 03}\n";
+    let policies = "- {name: large, scope: local, limit: {token_bucket: {capacity: 5000000000, refill: 1/s}}}\n";
+    let (accepted, log, findings) = both(&demo_with(routes, policies));
+    assert!(accepted, "{log}");
+    assert_eq!(findings, json!([]));
+}
+
+#[tokio::test]
+async fn the_capabilities_that_check_asks_for_are_enough() {
+    let text = demo_with("", "").replacen(
+        "vm_config:",
+        "capability_restriction_config: {allowed_capabilities: {proxy_log: {}}}\n                        vm_config:",
+        1,
+    );
+    let (.., findings) = both(&text);
+    let message = findings[0]["message"].as_str().expect("a message");
+    let mut names: Vec<&str> = message.rsplit_once(": add ").expect("names").1.split(", ").collect();
+    names.push("proxy_log");
+    let upstream = Upstream::start().await;
+    let policies = config(&[local("guard", 3, NEVER), tollgate_tests::global("per-key", 2, NEVER, json!("closed"))]);
+    let endpoint = tollgate_tests::Endpoint::start("memory").await;
+    let builder = EnvoyBuilder::new(policies, upstream.address).endpoint(endpoint.address);
+    let mut envoy = builder.capabilities(&names).start().await;
+    let client = envoy.client();
+    assert_eq!(admitted(&burst(5, 1, |_| client.get_as("k")).await), 2);
+    envoy.assert_sound();
+}
