@@ -209,13 +209,11 @@ impl EnvoyBuilder {
         } else {
             json!({"@type": "type.googleapis.com/google.protobuf.StringValue", "value": policy.to_string()})
         };
-        let capabilities: Map<String, Value> = self.capabilities.iter().map(|name| (name.clone(), json!({}))).collect();
-        json!({"name": "tollgate", "typed_config": {
+        let mut filter = json!({"name": "tollgate", "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm",
             "config": {
                 "name": "tollgate", "root_id": "tollgate", "failure_policy": "FAIL_RELOAD",
                 "allow_on_headers_stop_iteration": self.stop_iteration,
-                "capability_restriction_config": {"allowed_capabilities": capabilities},
                 "vm_config": {
                     "vm_id": "tollgate", "runtime": "envoy.wasm.runtime.v8",
                     "code": {"local": {"filename": tool("TOLLGATE_WASM")}},
@@ -223,7 +221,14 @@ impl EnvoyBuilder {
                 },
                 "configuration": configuration,
             },
-        }})
+        }});
+        if !self.capabilities.is_empty() {
+            let capabilities: Map<String, Value> =
+                self.capabilities.iter().map(|name| (name.clone(), json!({}))).collect();
+            filter["typed_config"]["config"]["capability_restriction_config"] =
+                json!({"allowed_capabilities": capabilities});
+        }
+        filter
     }
 
     fn listener(&self) -> Value {

@@ -17,8 +17,8 @@ pub use node::{Issue, PolicyErrors, is_name, nearest};
 pub use plan::{Charge, Plan, Refusal, RefusalReason};
 pub use route::{HeaderMatch, HostPattern, Route, RouteClass, ValueMatch};
 
-use crate::facts::Facts;
-use crate::key::HashKey;
+use crate::facts::{Facts, Value};
+use crate::key::{Digest, HashKey};
 use crate::units::Micros;
 
 /// The longest that a request may wait for the endpoint.
@@ -121,6 +121,13 @@ impl PolicySet {
             Route::Listed(index) => self.routes.get(index).map_or("other", |class| class.name.as_str()),
             Route::Other => "other",
         }
+    }
+
+    /// Names what an identity is, by its place in the set: `None` is for all who have none. It is the
+    /// [group](Charge::group) of policies whose key begins with this identity.
+    #[must_use]
+    pub fn identity_digest(&self, identity: usize, value: Option<&Value>) -> Option<Digest> {
+        Some(plan::identity_digest(self, identity, value, self.hash_keys.first()?))
     }
 
     /// What a request is to be charged: its route class, its cost, and the buckets of the policies that apply.

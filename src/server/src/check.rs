@@ -2,11 +2,12 @@
 
 mod deployment;
 mod find;
-mod meaning;
-mod report;
+pub mod meaning;
+pub mod report;
 #[cfg(test)]
 mod tests;
 
+use self::deployment::Variables;
 use self::find::{Document, Finder, Found, LOOKED_FOR};
 use self::report::{FileReport, Finding, PolicyReport, Severity};
 use crate::calendar;
@@ -134,10 +135,35 @@ fn count(number: usize, what: &str) -> String {
 }
 
 /// What stands for the value of a variable that is not set here: a secret, and a token too.
-const PLACEHOLDER: &str = "not-set-here-taken-to-be-right-0";
+const PLACEHOLDER: &str = "not-set-here-taken-to-be-right";
+
+/// A configuration that is right, with where it stands.
+pub struct Held {
+    pub place: String,
+    pub line: usize,
+    pub set: PolicySet,
+    /// Variables that are not set here.
+    pub unset: Vec<String>,
+    /// The one of them that a hash key is in: the digests here are not those of the proxies.
+    pub unset_hash_key: Option<String>,
+}
 
 /// Checks one file.
 pub fn check(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> FileReport {
+    let (report, held) = examine(source, env);
+    let policies = held.iter().map(|held| PolicyReport {
+        place: held.place.clone(),
+        line: held.line,
+        version: held.set.version.clone(),
+        policies: meaning::of_set(&held.set),
+        routes: meaning::of_routes(&held.set),
+        notes: held.unset.iter().map(|name| format!("{name} is not set here, and taken to be right")).collect(),
+    });
+    FileReport { policies: policies.collect(), ..report }
+}
+
+/// What is wrong in a file, and the configurations in it that are right.
+pub fn examine(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> (FileReport, Vec<Held>) {
     let (documents, mut findings) = match read(source) {
         Ok(read) => read,
         Err(finding) => (Vec::new(), vec![finding]),
@@ -149,20 +175,12 @@ pub fn check(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> FileRepor
         findings.push(Finding::error(&(0..0), format!("no policy of Tollgate's is in this file: {LOOKED_FOR}")));
     }
     findings.append(&mut finder.findings);
-    let mut policies = Vec::new();
+    let mut right = Vec::new();
     for found in &finder.found {
-        let (set, notes, mut wrong) = read_policy(found, env);
-        wrong.extend(deployment::check(found, set.as_ref()));
-        if let Some(set) = set.filter(|_| wrong.iter().all(|finding| finding.severity == Severity::Warning)) {
-            let (line, _) = report::place(&source.text, found.policy.span.start);
-            policies.push(PolicyReport {
-                place: found.place.clone(),
-                line,
-                version: set.version.clone(),
-                policies: meaning::of_set(&set),
-                routes: meaning::of_routes(&set),
-                notes,
-            });
+        let (held, mut wrong) = read_policy(source, found, env);
+        wrong.extend(deployment::check(found, held.as_ref().map(|held| &held.set)));
+        if wrong.iter().all(|finding| finding.severity == Severity::Warning) {
+            right.extend(held);
         }
         findings.append(&mut wrong);
     }
@@ -171,7 +189,7 @@ pub fn check(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> FileRepor
     let secrets =
         documents.iter().map(|document| &document.node).chain(finder.found.iter().map(|found| &*found.policy));
     let shown = without_secrets(&source.text, secrets);
-    FileReport { file: source.name.clone(), shown, findings, policies }
+    (FileReport { file: source.name.clone(), shown, findings, policies: Vec::new() }, right)
 }
 
 /// All documents of a file, each with the way in which it is read.
@@ -182,37 +200,44 @@ fn read(source: &Source) -> Result<(Vec<Document>, Vec<Finding>), Finding> {
     Ok(find::open(&source.text, documents, dialect))
 }
 
-/// Reads a policy as the filter does, then looks at what only the endpoint knows. Gives also what was assumed.
+/// Reads a policy as the filter does, then looks at what only the endpoint knows.
 fn read_policy(
+    source: &Source,
     found: &Found<'_>,
     env: &dyn Fn(&str) -> Option<String>,
-) -> (Option<PolicySet>, Vec<String>, Vec<Finding>) {
+) -> (Option<Held>, Vec<Finding>) {
     let unset = RefCell::new(Vec::new());
     let with_placeholders = |name: &str| {
         env(name).or_else(|| {
             unset.borrow_mut().push(name.to_owned());
-            Some(PLACEHOLDER.into())
+            // Another one for each: a hash key is not the one before it.
+            Some(format!("{PLACEHOLDER}-{}", name.replace(|c: char| !c.is_ascii_alphanumeric(), "-")))
         })
     };
     let json = found.policy.to_json(found.dialect);
-    let read = PolicySet::read(json.as_bytes(), &with_placeholders);
-    let notes = unset.into_inner();
-    let notes = notes.iter().map(|name| format!("{name} is not set here, and taken to be right")).collect();
-    match read {
-        Ok(set) => {
-            let mut findings = time_zones(&set, &found.policy);
-            let warnings = set.warnings().iter().map(|issue| Finding {
-                severity: Severity::Warning,
-                ..placed(&found.policy, &issue.path, issue.message.clone())
-            });
-            findings.extend(warnings);
-            (Some(set), notes, findings)
-        }
+    let set = match PolicySet::read(json.as_bytes(), &with_placeholders) {
+        Ok(set) => set,
         Err(errors) => {
             let issues = errors.issues().iter();
-            (None, notes, issues.map(|issue| placed(&found.policy, &issue.path, issue.message.clone())).collect())
+            return (None, issues.map(|issue| placed(&found.policy, &issue.path, issue.message.clone())).collect());
         }
-    }
+    };
+    let mut findings = time_zones(&set, &found.policy);
+    findings.extend(set.warnings().iter().map(|issue| Finding {
+        severity: Severity::Warning,
+        ..placed(&found.policy, &issue.path, issue.message.clone())
+    }));
+    let unset = unset.into_inner();
+    let of_hash_key = found.policy.entry("hash_key").map(|entry| Variables::of(&entry.node).0).unwrap_or_default();
+    let unset_hash_key = of_hash_key.iter().find(|(_, name)| unset.iter().any(|unset| unset == name));
+    let held = Held {
+        place: found.place.clone(),
+        line: report::place(&source.text, found.policy.span.start).0,
+        unset_hash_key: unset_hash_key.map(|(_, name)| String::from(*name)),
+        unset,
+        set,
+    };
+    (Some(held), findings)
 }
 
 /// Time zones are the endpoint's: the filter does not know them.

@@ -7,6 +7,7 @@ mod calendar;
 mod check;
 mod connection;
 mod document;
+mod explain;
 mod metrics;
 mod openapi;
 mod readiness;
@@ -20,6 +21,7 @@ mod traces;
 use api::Endpoint;
 use check::CheckArgs;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use explain::ExplainArgs;
 use settings::{Secrets, ServeArgs, Settings};
 use std::process::ExitCode;
 use traces::Traces;
@@ -38,12 +40,22 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Say whether policies, and the files that hold them, are right, and what they mean.
     Check(CheckArgs),
+    /// Say what a policy makes of one request, and why.
+    Explain(Box<ExplainArgs>),
 }
 
 fn main() -> ExitCode {
-    let matches = Cli::command().get_matches();
+    let matches = match Cli::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) if error.use_stderr() && explain::may_hold_secrets(std::env::args_os()) => {
+            eprintln!("error: {}\n\nFor more information, try 'tollgate explain --help'.", explain::refuse(&error));
+            return ExitCode::from(2);
+        }
+        Err(error) => error.exit(),
+    };
     match Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
         Command::Check(args) => check::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Serve(args) => {
             let matches = matches.subcommand().map_or(&matches, |(_, matches)| matches);
             match Settings::resolve(*args, matches, Secrets::from_env()) {

@@ -4,6 +4,7 @@ mod admission;
 mod body;
 mod check;
 mod config;
+mod explain;
 mod hostile;
 mod identity;
 mod language;

@@ -302,14 +302,7 @@ impl<'a> Caller<'a> {
             match part {
                 KeyPart::Route => key.part(self.set.route_name(route).as_bytes()),
                 KeyPart::Identity(index) => {
-                    let name = self.set.identities.get(*index).map_or("", |identity| identity.name.as_str());
-                    let mut one = hash_key.digest("identity");
-                    one.part(name.as_bytes());
-                    match self.value(*index) {
-                        Some(value) => value.digest(&mut one),
-                        None => one.absent(),
-                    }
-                    let one = one.finish();
+                    let one = identity_digest(self.set, *index, self.value(*index), hash_key);
                     key.part(one.as_bytes());
                     group.get_or_insert(one);
                 }
@@ -317,6 +310,18 @@ impl<'a> Caller<'a> {
         }
         (key.finish(), group.unwrap_or_else(|| overflow(hash_key, &policy.name)))
     }
+}
+
+/// Names what an identity is, or that there is none.
+pub(super) fn identity_digest(set: &PolicySet, index: usize, value: Option<&Value>, hash_key: &HashKey) -> Digest {
+    let name = set.identities.get(index).map_or("", |identity| identity.name.as_str());
+    let mut digester = hash_key.digest("identity");
+    digester.part(name.as_bytes());
+    match value {
+        Some(value) => value.digest(&mut digester),
+        None => digester.absent(),
+    }
+    digester.finish()
 }
 
 impl Policy {

@@ -482,7 +482,7 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
 fn a_number_that_envoy_can_only_hand_on_as_text_is_a_number() {
     let capacity = |text: &str| with("\"capacity\": 200", &format!("\"capacity\": {text}"));
     for (text, count) in [("\"2147483648\"", 2_147_483_648), ("\"999999999999\"", 999_999_999_999)] {
-        assert_eq!(read(&capacity(text)).policies()[0].scope.limit().capacity().count(), count);
+        assert_eq!(read(&capacity(text)).policies()[0].limit.limit().expect("a limit").capacity().count(), count);
     }
     let at = "policies[0].limit.token_bucket.capacity: must be";
     for (text, rest) in [

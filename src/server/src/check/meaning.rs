@@ -23,11 +23,18 @@ pub fn of_routes(set: &PolicySet) -> Vec<String> {
 
 fn of_route(class: &RouteClass) -> String {
     let name = &class.name;
-    match &class.cost {
-        _ if class.exempt => format!("{name}: exempt from every policy"),
-        CostRule::Fixed(cost) => format!("{name}: a request costs {}", cost.count()),
+    if class.exempt {
+        return format!("{name}: exempt from every policy");
+    }
+    format!("{name}: a request costs {}", cost(&class.cost))
+}
+
+/// `1 to 50, 1 for each 1000 of header x-rows; …`
+pub fn cost(rule: &CostRule) -> String {
+    match rule {
+        CostRule::Fixed(cost) => cost.count().to_string(),
         CostRule::Measured { from, per, min, max, default } => format!(
-            "{name}: a request costs {} to {}, 1 for each {per} of {}; {} where there is no number",
+            "{} to {}, 1 for each {per} of {}; {} where there is no number",
             min.count(),
             max.count(),
             measure(from),
@@ -125,7 +132,7 @@ fn attribute(attribute: &Attribute) -> String {
 }
 
 /// `up to 200 at once, then 50 a second`
-fn amount(limit: &Limit) -> String {
+pub fn amount(limit: &Limit) -> String {
     let capacity = limit.capacity().count();
     match limit {
         Limit::TokenBucket(bucket) => format!("up to {capacity} at once, then {}", rate(bucket.refill)),

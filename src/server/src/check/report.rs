@@ -77,6 +77,12 @@ impl FileReport {
         self.findings.iter().filter(|finding| finding.severity == severity).count()
     }
 
+    /// What is wrong, alone.
+    pub fn without_warnings(mut self) -> Self {
+        self.findings.retain(|finding| finding.severity == Severity::Error);
+        self
+    }
+
     /// For people: errors as compilers show them, then what is right in words.
     pub fn text(&self, renderer: &Renderer) -> String {
         let mut text = String::new();
