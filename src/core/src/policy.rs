@@ -130,6 +130,19 @@ impl PolicySet {
         Some(plan::identity_digest(self, identity, value, self.hash_keys.first()?))
     }
 
+    /// Every route class that a request belongs to, the strictest first: several where servers may read its path in
+    /// several ways. Never none.
+    #[must_use]
+    pub fn route_classes(&self, facts: &impl Facts) -> Vec<Route> {
+        plan::route_classes(self, facts)
+    }
+
+    /// Whether the hash key has one before it: then each charge of a plan is followed by that of the other key.
+    #[must_use]
+    pub const fn has_previous_hash_key(&self) -> bool {
+        self.hash_keys.len() > 1
+    }
+
     /// What a request is to be charged: its route class, its cost, and the buckets of the policies that apply.
     #[must_use]
     pub fn plan(&self, facts: &impl Facts) -> Plan {

@@ -167,6 +167,10 @@ pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
     plan
 }
 
+pub(super) fn route_classes(set: &PolicySet, facts: &dyn Facts) -> Vec<Route> {
+    classify(set, facts).iter().map(|class| class.route).collect()
+}
+
 /// A route class that a request belongs to; [`Route::Other`] says nothing more.
 struct Classified<'a> {
     route: Route,

@@ -193,7 +193,7 @@ fn otherwise(set: &PolicySet, policy: &Policy, whose: &str) -> Vec<String> {
         let without = identities.join(" or ");
         lines.push(match policy.on_missing {
             OnMissing::Anonymous => format!("all requests without {without} share one such budget"),
-            OnMissing::Skip => format!("a request without {without} is not limited by this"),
+            OnMissing::Skip => format!("a request without {without} is not limited by this; one with several, or one of another form, shares one such budget"),
             OnMissing::Reject => format!("a request without {without} is rejected with 403"),
         });
     }

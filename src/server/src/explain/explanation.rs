@@ -7,8 +7,8 @@ use serde::Serialize;
 use std::fmt;
 use tollgate_core::facts::{Attribute, Facts, Found, Header, MetadataOf, Source, Value};
 use tollgate_core::policy::{
-    Charge, CostRule, Enforcement, Identity, IdentityResult, KeyPart, Measure, OnMissing, Plan, PlanBy, Policy,
-    PolicySet, Refusal, RefusalReason, Route, Scope,
+    Charge, CostRule, Enforcement, Identity, IdentityResult, KeyPart, Measure, Plan, PlanBy, Policy, PolicySet,
+    Refusal, RefusalReason, Route, Scope,
 };
 
 /// All that there is to say of one request and one policy set.
@@ -18,7 +18,8 @@ pub struct Explanation {
     line: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<String>,
-    route: String,
+    /// Several where servers may read the path in several ways.
+    routes: Vec<String>,
     exempt: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<Cost>,
@@ -95,6 +96,10 @@ struct Bucket {
     digest: String,
     /// The hash key before this one gives another bucket, which is charged too.
     previous: bool,
+    /// The route class whose bucket it is, where the request belongs to several that have one each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<String>,
+    cost: u64,
     /// The key in Redis, of a bucket that the endpoint keeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     redis: Option<String>,
@@ -104,15 +109,16 @@ impl Explanation {
     pub fn new(held: &Held, request: &Request) -> Self {
         let set = &held.set;
         let plan = set.plan(request);
-        let view = View { held, set, request, plan: &plan };
+        let view = View { held, set, request, plan: &plan, routes: set.route_classes(request) };
         let policies: Vec<PolicyLine> =
             set.policies().iter().enumerate().map(|(index, policy)| view.policy(index, policy)).collect();
-        let cost = plan.charges.first().or_else(|| plan.shadows.first()).map(|charge| view.cost(charge));
+        let dearest = plan.charges.iter().chain(&plan.shadows).max_by_key(|charge| charge.cost);
+        let cost = dearest.map(|charge| view.cost(charge));
         Self {
             place: held.place.clone(),
             line: held.line,
             version: set.version.clone(),
-            route: set.route_name(plan.route).into(),
+            routes: view.routes.iter().map(|route| set.route_name(*route).into()).collect(),
             exempt: plan.exempt,
             cost,
             identities: plan.identities.iter().filter_map(|(index, result)| view.identity(*index, *result)).collect(),
@@ -128,11 +134,14 @@ struct View<'a> {
     set: &'a PolicySet,
     request: &'a Request,
     plan: &'a Plan,
+    /// The strictest first, which is the plan's own.
+    routes: Vec<Route>,
 }
 
 impl View<'_> {
     fn cost(&self, charge: &Charge) -> Cost {
         let why = match self.plan.route {
+            _ if self.routes.len() > 1 => "the most that a route class of the request's asks for".into(),
             Route::Other => "no route class says otherwise".into(),
             Route::Listed(_) if self.plan.cost_made_up => {
                 "the request has no number that could be used, so it is the route class's own".into()
@@ -204,7 +213,7 @@ impl View<'_> {
         let limit = charges.first().map(|charge| meaning::amount(&charge.limit));
         let buckets = match &self.held.unset_hash_key {
             None if effect == Effect::NotAsked => Vec::new(),
-            None => charges.iter().enumerate().map(|(place, charge)| bucket(policy, charge, place > 0)).collect(),
+            None => charges.iter().enumerate().map(|(place, charge)| self.bucket(policy, charge, place)).collect(),
             Some(_) => Vec::new(),
         };
         PolicyLine { name: policy.name.clone(), effect, why, limit, plan, buckets }
@@ -258,7 +267,7 @@ impl View<'_> {
                 _ => share,
             };
             (is(Effect::Shadow), format!("applies {}{others}", self.whose(policy)))
-        } else if policy.routes.as_ref().is_some_and(|routes| !routes.contains(&plan.route)) {
+        } else if self.applying(policy).is_empty() {
             let names = policy.routes.iter().flatten().map(|route| self.set.route_name(*route));
             (Effect::None, format!("is for the route classes {} alone", names.collect::<Vec<&str>>().join(", ")))
         } else {
@@ -271,6 +280,29 @@ impl View<'_> {
             );
         }
         (effect, why)
+    }
+
+    /// The request's route classes that a policy is for.
+    fn applying(&self, policy: &Policy) -> Vec<Route> {
+        let is_for = |route: &&Route| policy.routes.as_ref().is_none_or(|routes| routes.contains(*route));
+        self.routes.iter().filter(is_for).copied().collect()
+    }
+
+    /// The bucket of the policy's charge at this place: for each class that has one, that of the hash key, then that of
+    /// the one before.
+    fn bucket(&self, policy: &Policy, charge: &Charge, place: usize) -> Bucket {
+        let keys = if self.set.has_previous_hash_key() { 2 } else { 1 };
+        let applying = self.applying(policy);
+        let route = applying.get(place / keys).filter(|_| applying.len() > 1 && policy.key.contains(&KeyPart::Route));
+        let redis = matches!(policy.scope, Scope::Global { .. })
+            .then(|| format!("tollgate:{{{}}}:{}:{}", charge.group, policy.name, charge.key));
+        Bucket {
+            digest: charge.key.to_string(),
+            previous: place % keys == 1,
+            route: route.map(|route| self.set.route_name(*route).into()),
+            cost: charge.cost.count(),
+            redis,
+        }
     }
 
     /// The identities of a policy's key that the request lacks.
@@ -295,10 +327,12 @@ impl View<'_> {
         let part = |part: &KeyPart| match part {
             KeyPart::Identity(index) => {
                 let name = self.set.identities().get(*index).map_or("", |identity| identity.name.as_str());
-                let is_shared = policy.on_missing == OnMissing::Anonymous && lacking.contains(&name);
-                if is_shared { format!("all who have no {name}") } else { format!("this {name}") }
+                if lacking.contains(&name) { format!("all who have no {name}") } else { format!("this {name}") }
             }
-            KeyPart::Route => format!("the route class {}", self.set.route_name(self.plan.route)),
+            KeyPart::Route => {
+                let names: Vec<&str> = self.applying(policy).iter().map(|route| self.set.route_name(*route)).collect();
+                format!("the route class {}", names.join(" and "))
+            }
         };
         let parts: Vec<String> = policy.key.iter().map(part).collect();
         if parts.is_empty() { "to all requests together".into() } else { format!("to {}", parts.join(", ")) }
@@ -342,14 +376,14 @@ impl View<'_> {
                     .into(),
             );
         }
-        let measures_body = |route| match route {
+        let measures_body = |route: &Route| match route {
             Route::Listed(index) => {
-                let cost = self.set.routes().get(index).map(|class| &class.cost);
+                let cost = self.set.routes().get(*index).map(|class| &class.cost);
                 matches!(cost, Some(CostRule::Measured { from: Measure::ContentLength, .. }))
             }
             Route::Other => false,
         };
-        if measures_body(self.plan.route) && self.request.content_length() == Header::Absent {
+        if self.routes.iter().any(measures_body) && self.request.content_length() == Header::Absent {
             notes.push("the length of the body is not known here: give it with -H 'content-length: …'".into());
         }
         for given in self.request.given.iter().filter(|given| !given.is_asked_for()) {
@@ -368,12 +402,6 @@ fn kind(value: &Value) -> &'static str {
         Value::Attribute(..) => "fact of Envoy's",
         Value::Literal(_) => "literal",
     }
-}
-
-fn bucket(policy: &Policy, charge: &Charge, previous: bool) -> Bucket {
-    let redis = matches!(policy.scope, Scope::Global { .. })
-        .then(|| format!("tollgate:{{{}}}:{}:{}", charge.group, policy.name, charge.key));
-    Bucket { digest: charge.key.to_string(), previous, redis }
 }
 
 fn outcome(plan: &Plan, policies: &[PolicyLine]) -> String {
@@ -413,7 +441,9 @@ fn outcome(plan: &Plan, policies: &[PolicyLine]) -> String {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "  route class: {}{}", self.route, if self.exempt { ", exempt" } else { "" })?;
+        let readings = if self.routes.len() > 1 { " (servers may read the path in several ways)" } else { "" };
+        let exempt = if self.exempt { ", exempt" } else { "" };
+        writeln!(f, "  route class: {}{exempt}{readings}", self.routes.join(" and "))?;
         if let Some(cost) = &self.cost {
             writeln!(f, "  cost: {} ({})", cost.units, cost.why)?;
         }
@@ -434,8 +464,11 @@ impl fmt::Display for Explanation {
             }
             for bucket in &policy.buckets {
                 let which = if bucket.previous { "bucket by the previous hash key" } else { "bucket" };
+                let of_route = bucket.route.as_ref();
+                let of_route = of_route
+                    .map_or_else(String::new, |route| format!(" of route class {route}, cost {},", bucket.cost));
                 let redis = bucket.redis.as_ref().map_or_else(String::new, |key| format!(", in Redis {key}"));
-                writeln!(f, "    {which} {}{redis}", bucket.digest)?;
+                writeln!(f, "    {which}{of_route} {}{redis}", bucket.digest)?;
             }
         }
         writeln!(f, "  outcome: {}", self.outcome)?;

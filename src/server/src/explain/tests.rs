@@ -137,6 +137,28 @@ fn of_a_request_that_is_rejected_as_it_stands_nothing_is_charged_but_what_always
 }
 
 #[test]
+fn a_request_that_reads_several_ways_is_shown_with_the_buckets_of_all() {
+    let of = |path: &str| explained(&["--path", path, "-H", "authorization: Bearer x", "-H", "x-rows: 3000"], &keys);
+    let (text, json) = of("/v1/export/..;/reports/7");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[1], "  route class: export and reports (servers may read the path in several ways)");
+    assert_eq!(lines[2], "  cost: 5 (the most that a route class of the request's asks for)");
+    let guard = lines
+        .iter()
+        .position(|line| *line == "  policy guard: applies to this client, the route class export and reports");
+    let buckets: Vec<&str> =
+        lines[guard.expect("guard") + 2..][..4].iter().map(|line| line.rsplit_once(' ').expect("a digest").0).collect();
+    let (by_this, by_previous) = ("    bucket of route class", "    bucket by the previous hash key of route class");
+    let expected = [(by_this, "export"), (by_previous, "export"), (by_this, "reports"), (by_previous, "reports")];
+    let expected =
+        expected.map(|(bucket, route)| format!("{bucket} {route}, cost {},", if route == "export" { 3 } else { 5 }));
+    assert_eq!(buckets, expected);
+    assert!(json.contains("\"routes\":[\"export\",\"reports\"]"), "{json}");
+    let (text, _) = of("/v1/export/../../healthz/..;/../v1/export/a");
+    assert!(!text.contains("exempt"), "what is exempt by one reading alone is not: {text}");
+}
+
+#[test]
 fn what_only_envoy_or_the_body_can_tell_is_asked_for() {
     let policy = "{identities: {a: {sources: [{client_address: {}}]}}, hash_key: {env: KEY}, \
                   routes: [{name: up, path: /up, cost: {from: content_length, per: 1000, max: 9}}], policies: \
