@@ -1,12 +1,15 @@
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
 use futures_util::StreamExt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What stands behind the proxies: counts what reaches it, as it arrives.
+/// What stands behind the proxies: counts what reaches it, as it arrives. It answers as the request asks for:
+/// `x-answer-status: 429` for another status than 200, and `x-answer-<name>: <value>` for a header.
 pub struct Upstream {
     pub address: SocketAddr,
     counts: Arc<Counts>,
@@ -39,7 +42,7 @@ impl Upstream {
     }
 }
 
-async fn answer(State(counts): State<Arc<Counts>>, body: Body) -> String {
+async fn answer(State(counts): State<Arc<Counts>>, asked: HeaderMap, body: Body) -> Response {
     counts.requests.fetch_add(1, Ordering::SeqCst);
     let mut chunks = body.into_data_stream();
     let mut read = 0;
@@ -47,5 +50,13 @@ async fn answer(State(counts): State<Arc<Counts>>, body: Body) -> String {
         counts.bytes.fetch_add(chunk.len() as u64, Ordering::SeqCst);
         read += chunk.len();
     }
-    format!("read {read} bytes\n")
+    let mut response = Response::builder();
+    for (name, value) in &asked {
+        match name.as_str().strip_prefix("x-answer-") {
+            Some("status") => response = response.status(value.as_bytes()),
+            Some(name) => response = response.header(name, value),
+            None => {}
+        }
+    }
+    response.body(format!("read {read} bytes\n").into()).expect("a response")
 }

@@ -62,6 +62,19 @@ pub enum Admission {
     FailedLocal,
 }
 
+/// Where one policy's budget stands, after a decision in which it had a say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The policy's place in the list.
+    pub policy: usize,
+    /// The limit, for this caller.
+    pub limit: Limit,
+    /// Whole units left.
+    pub left: u64,
+    /// What it said.
+    pub verdict: Verdict,
+}
+
 /// Why a request was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection {
@@ -155,6 +168,8 @@ pub struct Decision {
     local: LocalRound,
     /// The emergency buckets, once the endpoint could not say.
     emergency: Option<LocalRound>,
+    /// What the endpoint has said of each charge that it was asked for: whole units left, and its verdict.
+    told: Vec<(u64, Verdict)>,
     state: State,
 }
 
@@ -189,7 +204,8 @@ impl Decision {
             set.policy(charge.policy).is_some_and(|policy| matches!(policy.scope, Scope::Global { .. }))
         };
         let asks = refusal.is_none() && plan.charges.iter().any(is_global);
-        let mut decision = Self { local: LocalRound::new(charges, asks), emergency: None, state: State::Local, plan };
+        let local = LocalRound::new(charges, asks);
+        let mut decision = Self { local, emergency: None, told: Vec::new(), state: State::Local, plan };
         if let Some(rejection) = refusal {
             decision.reject(rejection);
         }
@@ -269,18 +285,22 @@ impl Decision {
         let asked: Vec<usize> = self.global(set).map(|(charge, ..)| charge.policy).collect();
         let cause = match answer {
             DecisionAnswer::Admitted(charges) if charges.len() == asked.len() => {
+                self.told = charges.iter().map(|charge| (charge.remaining, Verdict::Admit)).collect();
                 self.admit(Admission::Allowed);
                 return None;
             }
             DecisionAnswer::Denied(charges) if charges.len() == asked.len() => {
-                let denials = asked.iter().zip(charges).filter_map(|(policy, charge)| {
-                    let verdict = match charge.denied? {
-                        Denial::WaitUs(wait) => Verdict::Wait(Micros::new(wait)),
-                        Denial::OverCapacity => Verdict::Never,
-                    };
-                    Some((*policy, verdict))
-                });
+                let told: Vec<(u64, Verdict)> = charges
+                    .iter()
+                    .map(|charge| match charge.denied {
+                        None => (charge.remaining, Verdict::Admit),
+                        Some(Denial::WaitUs(wait)) => (charge.remaining, Verdict::Wait(Micros::new(wait))),
+                        Some(Denial::OverCapacity) => (charge.remaining, Verdict::Never),
+                    })
+                    .collect();
+                let denials = asked.iter().zip(&told).map(|(policy, (_, verdict))| (*policy, *verdict));
                 if let Some(rejection) = Rejection::denied(denials, false) {
+                    self.told = told;
                     self.reject(rejection);
                     return None;
                 }
@@ -325,6 +345,32 @@ impl Decision {
         if matches!(self.state, State::Asking) {
             self.admit(Admission::Allowed);
         }
+    }
+
+    /// Where every budget stands that had a say, in the order of the policies. Those that nothing is known of are left
+    /// out: emergency budgets stand in for them.
+    #[must_use]
+    pub fn standings(&self, set: &PolicySet) -> Vec<Standing> {
+        let mut local = self.local.standings().peekable();
+        let mut told = self.told.iter();
+        let mut standings: Vec<Standing> = Vec::new();
+        for charge in &self.plan.charges {
+            let found = match set.policy(charge.policy).map(|policy| &policy.scope) {
+                Some(Scope::Local { .. }) => local.next_if(|(policy, ..)| *policy == charge.policy),
+                Some(Scope::Global { .. }) => told.next().map(|(left, verdict)| (charge.policy, *left, *verdict)),
+                None => None,
+            };
+            let Some((policy, left, verdict)) = found else { continue };
+            match standings.last_mut().filter(|last| last.policy == policy) {
+                // While the hash key is changed a policy has two buckets, and the one with less decides.
+                Some(last) => {
+                    last.left = last.left.min(left);
+                    last.verdict = last.verdict.stricter(verdict);
+                }
+                None => standings.push(Standing { policy, limit: charge.limit, left, verdict }),
+            }
+        }
+        standings
     }
 
     /// Takes what went wrong with local buckets since the last call, to be counted.
@@ -382,6 +428,17 @@ impl Decision {
 }
 
 impl Rejection {
+    /// The policies that rejected, as places in the policy list.
+    #[must_use]
+    pub fn policies(&self) -> &[usize] {
+        match self {
+            Self::Denied { policies, .. }
+            | Self::Barred { policies }
+            | Self::Unidentified { policies }
+            | Self::Unavailable { policies } => policies,
+        }
+    }
+
     /// What a plan rejects as it stands. A lacking identity comes first: the caller can do something about that.
     fn refused(plan: &Plan) -> Option<Self> {
         let because = |reason: RefusalReason| -> Option<Vec<usize>> {

@@ -5,6 +5,7 @@
 
 pub mod decision;
 pub mod facts;
+pub mod fields;
 pub mod gather;
 pub mod key;
 pub mod limit;

@@ -35,6 +35,19 @@ pub enum Verdict {
     Never,
 }
 
+impl Verdict {
+    /// Of two verdicts on one request, the one that holds for both.
+    #[must_use]
+    pub fn stricter(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Never, _) | (_, Self::Never) => Self::Never,
+            (Self::Wait(one), Self::Wait(two)) => Self::Wait(one.max(two)),
+            (Self::Wait(wait), Self::Admit) | (Self::Admit, Self::Wait(wait)) => Self::Wait(wait),
+            (Self::Admit, Self::Admit) => Self::Admit,
+        }
+    }
+}
+
 /// One algorithm. What is stored of it may be gone: absence means that nothing was spent.
 pub trait Algorithm {
     /// What is stored for each key.

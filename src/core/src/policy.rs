@@ -6,6 +6,7 @@ mod identity;
 mod node;
 mod plan;
 mod read;
+mod responses;
 mod route;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -15,6 +16,7 @@ pub use cost::{CostRule, Measure};
 pub use identity::{Identity, IdentityResult};
 pub use node::{Issue, PolicyErrors, is_name, nearest};
 pub use plan::{Charge, Plan, Refusal, RefusalReason};
+pub use responses::{FieldsVersion, LegacyReset, Responses};
 pub use route::{HeaderMatch, HostPattern, Route, RouteClass, ValueMatch};
 
 use crate::facts::{Facts, Value};
@@ -34,6 +36,8 @@ pub struct PolicySet {
     pub version: Option<String>,
     /// Where global budgets are kept; there whenever a policy is global.
     pub endpoint: Option<Endpoint>,
+    /// What callers are told.
+    pub responses: Responses,
     /// The key that buckets are named with, and the one before it, while both count.
     hash_keys: Vec<HashKey>,
     identities: Vec<Identity>,

@@ -20,6 +20,13 @@ unsafe extern "C" {
         data: *mut *mut u8,
         size: *mut usize,
     ) -> u32;
+    fn proxy_replace_header_map_value(
+        map: u32,
+        name: *const u8,
+        name_size: usize,
+        value: *const u8,
+        value_size: usize,
+    ) -> u32;
     fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_get_shared_data(
         name: *const u8,
@@ -65,13 +72,17 @@ unsafe extern "C" {
 
 const OK: u32 = 0;
 const HTTP_REQUEST: u32 = 0;
+const REALTIME: u32 = 0;
 const MONOTONIC: u32 = 1;
+/// No gRPC status but the one that the headers have.
+const NO_GRPC_STATUS: i32 = -1;
 const COUNTER: u32 = 0;
 
-/// The header maps that the filter reads.
+/// The header maps that the filter uses.
 #[derive(Clone, Copy)]
 pub(crate) enum Map {
     Request = 0,
+    Response = 2,
     CallResponse = 6,
 }
 
@@ -94,6 +105,12 @@ pub(crate) fn log(level: LogLevel, message: &str) {
 pub(crate) fn header(map: Map, name: &str) -> Option<Vec<u8>> {
     // SAFETY: see above.
     given(|data, size| unsafe { proxy_get_header_map_value(map as u32, name.as_ptr(), name.len(), data, size) })
+}
+
+/// Makes a header have one line, with this value.
+pub(crate) fn replace_header(map: Map, name: &str, value: &str) {
+    // SAFETY: see above.
+    unsafe { proxy_replace_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len()) };
 }
 
 /// A property, by the parts of its path with a NUL between.
@@ -159,9 +176,18 @@ pub(crate) fn increment(metric: u32) {
 
 /// The host's monotonic clock, the same for every worker of the process.
 pub(crate) fn now() -> Micros {
+    clock(MONOTONIC)
+}
+
+/// Whole seconds since 1970, for what is told to callers; nothing is decided by it.
+pub(crate) fn unix_seconds() -> u64 {
+    clock(REALTIME).count().checked_div(1_000_000).unwrap_or(0)
+}
+
+fn clock(which: u32) -> Micros {
     let mut nanos = 0;
     // SAFETY: see above.
-    unsafe { clock_time_get(MONOTONIC, 1_000, &raw mut nanos) };
+    unsafe { clock_time_get(which, 1_000, &raw mut nanos) };
     Micros::new(nanos.checked_div(1_000).unwrap_or(0))
 }
 
@@ -202,7 +228,7 @@ pub(crate) fn resume_request() {
     unsafe { proxy_continue_stream(HTTP_REQUEST) };
 }
 
-/// Answers the request of the effective context: HTTP clients by `status`, gRPC clients by `grpc_status`.
+/// Answers the request of the effective context.
 pub(crate) fn reply(reply: &Reply) {
     let headers = serialize(&reply.headers);
     // SAFETY: see above.
@@ -215,7 +241,7 @@ pub(crate) fn reply(reply: &Reply) {
             reply.body.len(),
             headers.as_ptr(),
             headers.len(),
-            reply.grpc_status,
+            NO_GRPC_STATUS,
         );
     }
 }
@@ -224,7 +250,6 @@ pub(crate) fn reply(reply: &Reply) {
 pub(crate) fn refuse_without_policy() {
     reply(&Reply {
         status: 503,
-        grpc_status: 14,
         headers: vec![("cache-control", "no-store".into())],
         body: String::new(),
         details: "tollgate_without_policy",

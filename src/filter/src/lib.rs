@@ -18,10 +18,9 @@ mod tables;
 mod worker;
 
 use crate::host::Buffer;
-use crate::worker::{Progress, Worker};
+use crate::worker::{Progress, Ticket, Worker};
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, ContextType, LogLevel};
-use std::cell::Cell;
 use std::rc::Rc;
 use tollgate_core::policy::PolicySet;
 
@@ -75,7 +74,7 @@ impl RootContext for Root {
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
         // The SDK panics on `None`, so there is always a stream; without a policy it refuses what it is given.
-        Some(Box::new(Stream { id, worker: self.worker.clone(), progress: Rc::new(Cell::new(Progress::New)) }))
+        Some(Box::new(Stream { id, worker: self.worker.clone(), ticket: Rc::new(Ticket::new()) }))
     }
 
     fn on_queue_ready(&mut self, _queue: u32) {
@@ -96,20 +95,20 @@ struct Stream {
     id: u32,
     worker: Option<Rc<Worker>>,
     /// How far its decision is; the worker moves it on when the endpoint has answered.
-    progress: Rc<Cell<Progress>>,
+    ticket: Rc<Ticket>,
 }
 
 impl Stream {
     /// The same in every request phase: a host may hand on a body although the headers were paused.
     fn action(&self) -> Action {
-        match self.progress.get() {
+        match self.ticket.progress.get() {
             Progress::New | Progress::Admitted => Action::Continue,
             Progress::Waiting | Progress::Rejected => Action::Pause,
         }
     }
 
     fn leave(&self) {
-        if let (Progress::Waiting, Some(worker)) = (self.progress.get(), &self.worker) {
+        if let (Progress::Waiting, Some(worker)) = (self.ticket.progress.get(), &self.worker) {
             worker.left(self.id);
         }
     }
@@ -120,9 +119,9 @@ impl Context for Stream {}
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
         match &self.worker {
-            Some(worker) => worker.decide(self.id, end_of_stream, &self.progress),
+            Some(worker) => worker.decide(self.id, end_of_stream, &self.ticket),
             None => {
-                self.progress.set(Progress::Rejected);
+                self.ticket.progress.set(Progress::Rejected);
                 host::refuse_without_policy();
             }
         }
@@ -135,6 +134,13 @@ impl HttpContext for Stream {
 
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
         self.action()
+    }
+
+    fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+        if let Some(worker) = &self.worker {
+            worker.respond(&self.ticket);
+        }
+        Action::Continue
     }
 
     /// The last sign of a stream, also of one whose client left while it was paused.

@@ -11,9 +11,10 @@ use proxy_wasm::types::LogLevel;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use tollgate_core::decision::{Decision, FailCause, Outcome, Rejection, Step};
+use tollgate_core::fields::{self, Header};
 use tollgate_core::gather::Gather;
 use tollgate_core::policy::{Endpoint, PolicySet, Scope, Sharing};
-use tollgate_core::reply::Reply;
+use tollgate_core::reply::{Caller, Reply};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{ADMIT_PATH, AdmitAnswer, AdmitRequest, DecisionAnswer, MAX_BODY};
 
@@ -36,6 +37,13 @@ pub(crate) enum Progress {
     Rejected,
 }
 
+/// What a stream and its decision share.
+pub(crate) struct Ticket {
+    pub(crate) progress: Cell<Progress>,
+    /// What the response is to carry.
+    fields: RefCell<Vec<Header>>,
+}
+
 /// A decision that waits for the endpoint.
 struct Pending {
     decision: Decision,
@@ -45,7 +53,7 @@ struct Pending {
 /// On whose behalf the endpoint is asked.
 enum Whose {
     /// A request's, which is paused.
-    Stream(Rc<Cell<Progress>>),
+    Stream(Rc<Ticket>),
     /// That of a policy in shadow, for which nobody waits.
     Shadow(usize),
 }
@@ -72,6 +80,12 @@ pub(crate) struct Worker {
     /// By the stream's id, and for policies in shadow by an id above those.
     pending: RefCell<BTreeMap<u64, Pending>>,
     next_shadow: Cell<u64>,
+}
+
+impl Ticket {
+    pub(crate) const fn new() -> Self {
+        Self { progress: Cell::new(Progress::New), fields: RefCell::new(Vec::new()) }
+    }
 }
 
 impl Worker {
@@ -115,12 +129,12 @@ impl Worker {
     }
 
     /// Decides the request of the effective context, in its headers phase.
-    pub(crate) fn decide(&self, stream: u32, ends: bool, progress: &Rc<Cell<Progress>>) {
+    pub(crate) fn decide(&self, stream: u32, ends: bool, ticket: &Rc<Ticket>) {
         let plan = self.set.plan(&Request { ends });
         self.metrics.plan(&plan);
         if plan.exempt {
             self.metrics.exempt();
-            progress.set(Progress::Admitted);
+            ticket.progress.set(Progress::Admitted);
             return;
         }
         for charge in &plan.shadows {
@@ -130,32 +144,77 @@ impl Worker {
         let outcome = match self.advance(&mut decision) {
             Some(outcome) => outcome,
             None if self.gather.borrow_mut().join(stream.into(), host::now()).is_ok() => {
-                progress.set(Progress::Waiting);
-                let pending = Pending { decision, whose: Whose::Stream(Rc::clone(progress)) };
+                ticket.progress.set(Progress::Waiting);
+                let pending = Pending { decision, whose: Whose::Stream(Rc::clone(ticket)) };
                 self.pending.borrow_mut().insert(stream.into(), pending);
                 self.wake(stream);
                 return;
             }
             None => self.give_up(&mut decision, FailCause::TooManyInFlight),
         };
-        if let Some(reply) = self.decided(progress, &outcome) {
+        if let Some(reply) = self.decided(ticket, &decision, &outcome) {
             host::reply(&reply);
         }
     }
 
-    /// Counts the outcome of a request, and notes it; gives the reply where there is one.
-    fn decided(&self, progress: &Cell<Progress>, outcome: &Outcome) -> Option<Reply> {
+    /// Counts the outcome of the effective context's request, and notes it; gives the reply where there is one.
+    fn decided(&self, ticket: &Ticket, decision: &Decision, outcome: &Outcome) -> Option<Reply> {
         self.metrics.outcome(outcome);
         match outcome {
             Outcome::Admit(_) => {
-                progress.set(Progress::Admitted);
+                ticket.progress.set(Progress::Admitted);
+                if self.set.responses.marks_admitted() {
+                    let standings = decision.standings(&self.set);
+                    *ticket.fields.borrow_mut() = fields::of_admitted(&standings, &self.set, host::unix_seconds);
+                }
                 None
             }
             Outcome::Reject(rejection) => {
-                progress.set(Progress::Rejected);
-                Some(Reply::new(rejection, &self.set))
+                ticket.progress.set(Progress::Rejected);
+                let reply = Reply::new(rejection, &decision.standings(&self.set), &self.set, &self.caller());
+                if reply.body.is_empty() {
+                    // From a local reply without a body Envoy takes the content type away again.
+                    let kind = reply.headers.iter().filter(|(name, _)| *name == "content-type");
+                    *ticket.fields.borrow_mut() = kind.cloned().collect();
+                }
+                Some(reply)
             }
         }
+    }
+
+    /// Who gets the reply that the effective context's request is to have.
+    fn caller(&self) -> Caller {
+        let header = |name| host::header(Map::Request, name).unwrap_or_default();
+        let jitter = self.set.responses.retry_after_jitter > 0;
+        let random = if jitter { host::random().unwrap_or(0) } else { 0 };
+        Caller {
+            content_type: header("content-type"),
+            origin: header("origin"),
+            random: u32::try_from(random >> 32).unwrap_or(0),
+            clock: host::unix_seconds(),
+        }
+    }
+
+    /// A response is to go out, in its headers phase: it is given what was kept for it.
+    pub(crate) fn respond(&self, ticket: &Ticket) {
+        let headers = ticket.fields.take();
+        if headers.is_empty() || (ticket.progress.get() == Progress::Admitted && !self.may_tell(&headers)) {
+            return;
+        }
+        for (name, value) in headers {
+            host::replace_header(Map::Response, name, &value);
+        }
+    }
+
+    /// Whether the upstream's response may carry these fields of ours.
+    fn may_tell(&self, headers: &[Header]) -> bool {
+        let sent = |name| host::header(Map::Response, name);
+        // An upstream that limits by itself knows what it says. What a shared cache keeps would be told to others
+        // (RFC 9111 §3.5).
+        let is_left_alone = sent(":status").as_deref() == Some(b"429")
+            || sent("cache-control").is_some_and(|value| is_shared(&value))
+            || (!self.set.responses.replace_upstream && headers.iter().any(|(name, _)| sent(name).is_some()));
+        !is_left_alone
     }
 
     /// Decides one policy in shadow: its outcome is counted, and the request does not wait for it.
@@ -327,12 +386,13 @@ impl Worker {
 
     /// Ends a wait. A request goes on or is answered, by the root for its stream.
     fn finish(&self, id: u64, pending: &Pending, outcome: Outcome) {
-        let progress = match &pending.whose {
+        let ticket = match &pending.whose {
             Whose::Shadow(policy) => return self.count_shadow(*policy, &outcome),
-            Whose::Stream(progress) => progress,
+            Whose::Stream(ticket) => ticket,
         };
-        let reply = self.decided(progress, &outcome);
-        if u32::try_from(id).is_ok_and(host::act_for) {
+        let is_there = u32::try_from(id).is_ok_and(host::act_for);
+        let reply = self.decided(ticket, &pending.decision, &outcome);
+        if is_there {
             match reply {
                 Some(reply) => host::reply(&reply),
                 None => host::resume_request(),
@@ -392,6 +452,13 @@ impl Worker {
             }
         }
     }
+}
+
+/// Whether `cache-control` lets a shared cache keep a response whoever asked for it.
+fn is_shared(value: &[u8]) -> bool {
+    let value = value.to_ascii_lowercase();
+    let mut directives = value.split(|byte| *byte == b',').map(|directive| directive.trim_ascii());
+    directives.any(|directive| directive == b"public" || directive.starts_with(b"s-maxage="))
 }
 
 /// Reads the ended call's answer, which must have one result for each of the `asked` decisions.

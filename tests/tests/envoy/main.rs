@@ -5,6 +5,7 @@ mod body;
 mod check;
 mod config;
 mod explain;
+mod fields;
 mod hostile;
 mod identity;
 mod language;

@@ -50,6 +50,8 @@ pub(super) struct LocalCharge {
     /// Charged even when another policy denies.
     always: bool,
     verdict: Verdict,
+    /// Whole units that were left when it was last looked at.
+    left: u64,
     state: State,
 }
 
@@ -86,6 +88,7 @@ impl LocalCharge {
             set: SetId { sharing, index: charge.key.share(SETS) },
             always,
             verdict: Verdict::Admit,
+            left: 0,
             state: State::Free,
         }
     }
@@ -183,6 +186,12 @@ impl LocalRound {
         Rejection::denied(self.charges.iter().map(|charge| (charge.policy, charge.verdict)), emergency)
     }
 
+    /// Of each charge its policy, the whole units left, and what it said; of none when it could not be decided.
+    pub(super) fn standings(&self) -> impl Iterator<Item = (usize, u64, Verdict)> {
+        let known = self.charges.iter().filter(|_| self.checked && !self.broken);
+        known.map(|charge| (charge.policy, charge.left, charge.verdict))
+    }
+
     pub(super) fn next(&mut self, now: Micros) -> Task {
         if let Some(Writing { set, bytes, version, .. }) = &self.writing {
             return Task::Write { set: *set, bytes: bytes.clone(), version: *version };
@@ -265,6 +274,7 @@ impl LocalRound {
             if let Some((_, Some(loaded))) = self.sets.iter().find(|(set, _)| *set == charge.set) {
                 let seat = loaded.set.seat(charge.key, charge.overflow, &charge.limit, now);
                 charge.verdict = charge.limit.check(&seat.balance, charge.cost, now);
+                charge.left = seat.balance.tokens;
                 if seat.is_overflow() && charge.verdict != Verdict::Admit {
                     self.contention.push(Contention::Overflow);
                 }
@@ -303,7 +313,7 @@ impl LocalRound {
             else {
                 continue;
             };
-            let (cost, limit) = (charge.cost, charge.limit);
+            let (cost, limit, always) = (charge.cost, charge.limit, charge.always);
             let state = match charge.state {
                 State::Held(hold) if self.goal == Goal::Release => {
                     set.give_back(hold, cost, &limit, now);
@@ -317,16 +327,19 @@ impl LocalRound {
                 State::Free | State::Spent => {
                     let seat = set.seat(charge.key, charge.overflow, &limit, now);
                     let verdict = limit.check(&seat.balance, cost, now);
+                    // It is as good as done: should the write fail, it is looked at again.
+                    let spent = if verdict == Verdict::Admit { cost.count() } else { 0 };
+                    if let Some(charge) = self.charges.get_mut(index) {
+                        charge.left = seat.balance.tokens.saturating_sub(spent);
+                        charge.verdict = verdict;
+                    }
                     if verdict != Verdict::Admit {
                         // Somebody else took the units since they were checked: start over with the new goal.
-                        if let Some(charge) = self.charges.get_mut(index) {
-                            charge.verdict = verdict;
-                        }
                         self.deny();
                         return None;
                     }
                     overflow |= seat.is_overflow();
-                    if charge.always || last {
+                    if always || last {
                         set.spend(seat, cost, &limit, now);
                         State::Spent
                     } else {

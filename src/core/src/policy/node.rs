@@ -260,6 +260,18 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// A whole percentage, such as `10%`.
+    pub(super) fn percentage(&self) -> Option<u8> {
+        let text = match self.tree {
+            Tree::Text(text) => text.as_str(),
+            Tree::Whole(value) => return self.refuse(format!("needs a percent sign: \"{value}%\"")),
+            _ => return self.refuse_kind("a percentage, such as \"10%\""),
+        };
+        let digits = text.strip_suffix('%').filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()));
+        let percent = digits.and_then(|digits| digits.parse::<u8>().ok()).filter(|percent| *percent <= 100);
+        percent.or_else(|| self.refuse(format!("{text:?}: a percentage is a whole number from 0% to 100%")))
+    }
+
     /// A span of time with its unit, such as `50ms`, within bounds.
     pub(super) fn duration(&self, least: Micros, most: Micros) -> Option<Micros> {
         let text = match self.tree {

@@ -3,7 +3,7 @@
 use super::budget::{Allowance, KeyPart, OnMissing, PlanBy, Plans, Policy, overflow};
 use super::route::{Reading, Route, RouteClass, Subject};
 use super::{IdentityResult, PolicySet};
-use crate::facts::{Facts, Found, Once, Value};
+use crate::facts::{Facts, Found, Header, Once, Value};
 use crate::key::{Digest, HashKey};
 use crate::limit::Limit;
 use crate::units::Tokens;
@@ -94,6 +94,9 @@ impl Plan {
 
 pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
     let facts = Once::new(facts);
+    if set.responses.exempt_preflight && is_preflight(&facts) {
+        return Plan { exempt: true, ..Plan::empty(Route::Other) };
+    }
     let classes = classify(set, &facts);
     let mut plan = Plan {
         exempt: classes.iter().all(Classified::is_exempt),
@@ -165,6 +168,13 @@ pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
     plan.cost_made_up = classes.iter().any(Classified::has_made_up_cost);
     plan.identities = caller.results();
     plan
+}
+
+/// A question of a browser's, whether a page may send a request (the Fetch standard, "CORS-preflight fetch").
+fn is_preflight(facts: &dyn Facts) -> bool {
+    facts.method() == b"OPTIONS"
+        && facts.header("origin") != Header::Absent
+        && facts.header("access-control-request-method") != Header::Absent
 }
 
 pub(super) fn route_classes(set: &PolicySet, facts: &dyn Facts) -> Vec<Route> {

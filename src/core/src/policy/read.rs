@@ -3,10 +3,11 @@
 mod budget;
 mod identity;
 mod limit;
+mod responses;
 mod route;
 
 use super::node::{Fields, Issues, Node, PolicyErrors};
-use super::{AuthToken, Endpoint, MAX_TIMEOUT, PolicySet};
+use super::{AuthToken, Endpoint, MAX_TIMEOUT, PolicySet, Responses};
 use crate::key::HashKey;
 use crate::tree::Tree;
 use crate::units::Micros;
@@ -24,7 +25,7 @@ pub(super) fn policy_set(bytes: &[u8], env: Env<'_>) -> Result<PolicySet, Policy
     let tree = Tree::read(bytes).map_err(PolicyErrors::whole)?;
     let issues = Issues::default();
     let set = Node::root(&tree, &issues)
-        .fields(&["version", "hash_key", "namespace", "endpoint", "identities", "routes", "policies"])
+        .fields(&["version", "hash_key", "namespace", "endpoint", "identities", "routes", "policies", "responses"])
         .and_then(|fields| read_set(&fields, env));
     let Issues { errors, warnings } = issues;
     let errors = errors.into_inner();
@@ -60,6 +61,8 @@ fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
     let (policies, is_global) = fields
         .required("policies", "a list of budgets")
         .map_or_else(Default::default, |node| budget::policies(&node, &names, first_key.unwrap_or(&HashKey::new(b""))));
+    let responses =
+        fields.get("responses").map_or_else(|| Some(Responses::default()), |node| responses::responses(&node));
     match fields.get("endpoint") {
         None if is_global => {
             fields.refuse::<()>("lacks `endpoint`: a policy of scope global needs {cluster: …}, an Envoy cluster");
@@ -80,6 +83,7 @@ fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
     Some(PolicySet {
         version,
         endpoint: endpoint.flatten(),
+        responses: responses?,
         hash_keys: hash_keys?,
         identities,
         routes,

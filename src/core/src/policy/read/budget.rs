@@ -134,14 +134,7 @@ fn enforcement(node: &Node<'_>) -> Option<Enforcement> {
     match (text, text.strip_suffix('%')) {
         ("on", _) => Some(Enforcement::On),
         ("shadow", _) => Some(Enforcement::Shadow),
-        (_, Some(number)) => {
-            let is_number = number.bytes().all(|b| b.is_ascii_digit());
-            let percent = number.parse::<u64>().ok().filter(|percent| is_number && *percent <= 100);
-            match percent.and_then(|percent| u8::try_from(percent).ok()) {
-                Some(percent) => Some(Enforcement::Percent(percent)),
-                None => node.refuse(format!("{text:?}: a percentage is a whole number from 0% to 100%")),
-            }
-        }
+        (_, Some(_)) => node.percentage().map(Enforcement::Percent),
         _ => node.refuse(format!("{}; {FORM}", unknown("value", text, &["on", "shadow"]))),
     }
 }
