@@ -171,7 +171,7 @@ async fn grpc_callers_get_a_status_in_whatever_form_they_speak() {
     for client in &clients {
         for (content_type, answer) in [
             ("application/grpc", "application/grpc"),
-            ("application/grpc+proto", "application/grpc"),
+            ("application/grpc+proto", "application/grpc+proto"),
             ("Application/GRPC", "application/grpc"),
             ("application/grpc-web+proto", "application/grpc-web+proto"),
             ("application/grpc-web-text", "application/grpc-web-text"),
