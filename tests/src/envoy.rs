@@ -279,6 +279,13 @@ impl Envoy {
         self.stat(&format!("wasmcustom.tollgate.{name}")).await
     }
 
+    /// How many requests had this outcome, of whatever route class.
+    pub async fn outcome(&self, name: &str) -> u64 {
+        let filter = format!("/stats?filter=^wasmcustom.tollgate.requests\\..*\\.{name}$");
+        let text = Client::new(self.admin).get(&filter).await.body;
+        text.lines().filter_map(|line| line.rsplit(": ").next()?.parse::<u64>().ok()).sum()
+    }
+
     /// Pushes another policy, as a control plane would; returns once Envoy has taken or refused it.
     pub async fn push(&mut self, policy: Value) -> bool {
         self.builder.policy = Some(policy);

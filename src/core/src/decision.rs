@@ -17,7 +17,7 @@ mod tests;
 pub use local::{Contention, SetId};
 
 use crate::limit::{Limit, Verdict};
-use crate::policy::{Charge, FailMode, Plan, Policy, PolicySet, RefusalReason, Scope};
+use crate::policy::{Charge, FailMode, OnMissing, Plan, Policy, PolicySet, RefusalReason, Scope};
 use crate::units::Micros;
 use crate::wire::{ChargeRequest, Cost, DecisionAnswer, DecisionRequest, Denial};
 use local::{LocalCharge, LocalRound, Task};
@@ -60,6 +60,93 @@ pub enum Admission {
     FailedOpen,
     /// The endpoint could not say, and the emergency budgets had the units.
     FailedLocal,
+}
+
+/// What a decision was for one policy that applied to the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// It had the units, and the request was charged.
+    Allowed,
+    /// It had not, or its limit is `deny`.
+    Denied,
+    /// The cost is above its capacity.
+    OverCapacity,
+    /// It wants an identity that the request lacks.
+    Unidentified,
+    /// Another policy rejected the request, so it was not charged here.
+    NotCharged,
+    /// The endpoint could not say, and it is open.
+    FailedOpen,
+    /// The endpoint could not say, or the bucket could not be charged, and it is closed.
+    FailedClosed,
+    /// The endpoint could not say, and its emergency budget had the units.
+    FailedLocal,
+    /// The endpoint could not say, and its emergency budget had not.
+    FailedLocalDenied,
+}
+
+impl Part {
+    /// Every part, in a fixed order.
+    pub const ALL: [Self; 9] = [
+        Self::Allowed,
+        Self::Denied,
+        Self::OverCapacity,
+        Self::Unidentified,
+        Self::NotCharged,
+        Self::FailedOpen,
+        Self::FailedClosed,
+        Self::FailedLocal,
+        Self::FailedLocalDenied,
+    ];
+
+    /// As it is called in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
+            Self::OverCapacity => "over_capacity",
+            Self::Unidentified => "unidentified",
+            Self::NotCharged => "not_charged",
+            Self::FailedOpen => "failed_open",
+            Self::FailedClosed => "failed_closed",
+            Self::FailedLocal => "failed_local",
+            Self::FailedLocalDenied => "failed_local_denied",
+        }
+    }
+
+    /// Whether a decision can ever be this for such a policy.
+    #[must_use]
+    pub fn can_be_of(self, policy: &Policy) -> bool {
+        let mode = match policy.scope {
+            Scope::Local { .. } => None,
+            Scope::Global { on_failure } => Some(on_failure),
+        };
+        match self {
+            Self::Allowed | Self::Denied | Self::OverCapacity | Self::NotCharged => true,
+            Self::Unidentified => policy.on_missing == OnMissing::Reject,
+            Self::FailedOpen => mode == Some(FailMode::Open),
+            Self::FailedClosed => matches!(mode, None | Some(FailMode::Closed | FailMode::Local(_))),
+            Self::FailedLocal | Self::FailedLocalDenied => matches!(mode, Some(FailMode::Local(_))),
+        }
+    }
+}
+
+impl Outcome {
+    /// What it is for the request as a whole: that of the policies which decided it.
+    #[must_use]
+    pub const fn part(&self) -> Part {
+        match self {
+            Self::Admit(Admission::Allowed) => Part::Allowed,
+            Self::Admit(Admission::FailedOpen) => Part::FailedOpen,
+            Self::Admit(Admission::FailedLocal) => Part::FailedLocal,
+            Self::Reject(Rejection::Denied { emergency: true, .. }) => Part::FailedLocalDenied,
+            Self::Reject(Rejection::Denied { wait: None, .. }) => Part::OverCapacity,
+            Self::Reject(Rejection::Denied { .. } | Rejection::Barred { .. }) => Part::Denied,
+            Self::Reject(Rejection::Unidentified { .. }) => Part::Unidentified,
+            Self::Reject(Rejection::Unavailable { .. }) => Part::FailedClosed,
+        }
+    }
 }
 
 /// Where one policy's budget stands, after a decision in which it had a say.
@@ -120,14 +207,24 @@ pub enum FailCause {
     BadAnswer,
     /// The endpoint's store could not say.
     Store,
+    /// Calls have failed in a row, so none is made for a while.
+    BreakerOpen,
     /// Too many requests of this worker wait already.
     TooManyInFlight,
 }
 
 impl FailCause {
     /// Every cause, in a fixed order.
-    pub const ALL: [Self; 7] =
-        [Self::Timeout, Self::Refused, Self::NoHost, Self::Status, Self::BadAnswer, Self::Store, Self::TooManyInFlight];
+    pub const ALL: [Self; 8] = [
+        Self::Timeout,
+        Self::Refused,
+        Self::NoHost,
+        Self::Status,
+        Self::BadAnswer,
+        Self::Store,
+        Self::BreakerOpen,
+        Self::TooManyInFlight,
+    ];
 
     /// What an operator should look at.
     #[must_use]
@@ -141,6 +238,7 @@ impl FailCause {
             }
             Self::BadAnswer => "an answer that is none: is this the token endpoint?",
             Self::Store => "the endpoint's store could not say",
+            Self::BreakerOpen => "calls have failed in a row, so none is made for a while",
             Self::TooManyInFlight => "more requests wait than endpoint.max_in_flight",
         }
     }
@@ -155,6 +253,7 @@ impl FailCause {
             Self::Status => "status",
             Self::BadAnswer => "bad_answer",
             Self::Store => "store",
+            Self::BreakerOpen => "breaker_open",
             Self::TooManyInFlight => "too_many_in_flight",
         }
     }
@@ -371,6 +470,36 @@ impl Decision {
             }
         }
         standings
+    }
+
+    /// What an outcome of this decision was for each policy that applied, once each.
+    pub fn parts(&self, outcome: &Outcome, set: &PolicySet) -> Vec<(usize, Part)> {
+        let standings = self.standings(set);
+        let never = |policy| standings.iter().any(|one| one.policy == policy && one.verdict == Verdict::Never);
+        let charged = self.plan.charges.iter().map(|charge| charge.policy);
+        let refused = self.plan.refusals.iter().filter(|refusal| refusal.enforced).map(|refusal| refusal.policy);
+        let mut parts: Vec<(usize, Part)> = Vec::new();
+        for index in charged.chain(refused) {
+            // While the hash key is changed a policy has two charges, one behind the other.
+            let Some(policy) = set.policy(index).filter(|_| parts.last().is_none_or(|(last, _)| *last != index)) else {
+                continue;
+            };
+            let is_always = matches!(policy.scope, Scope::Local { charge_always: true, .. });
+            let part = match (outcome, &policy.scope) {
+                (Outcome::Reject(rejection), _) if rejection.policies().contains(&index) => match outcome.part() {
+                    Part::Denied | Part::OverCapacity if never(index) => Part::OverCapacity,
+                    Part::OverCapacity => Part::Denied,
+                    part => part,
+                },
+                (Outcome::Reject(_), _) if is_always && self.local.is_spent(index) => Part::Allowed,
+                (Outcome::Reject(_), _) => Part::NotCharged,
+                (Outcome::Admit(Admission::Allowed), _) | (_, Scope::Local { .. }) => Part::Allowed,
+                (_, Scope::Global { on_failure: FailMode::Local(_) }) => Part::FailedLocal,
+                (_, Scope::Global { .. }) => Part::FailedOpen,
+            };
+            parts.push((index, part));
+        }
+        parts
     }
 
     /// Takes what went wrong with local buckets since the last call, to be counted.

@@ -134,6 +134,12 @@ impl Gather {
         (0..count).map_while(|_| next()).collect()
     }
 
+    /// When a call was sent that is still out.
+    #[must_use]
+    pub fn sent_at(&self, token: u32) -> Option<Micros> {
+        self.calls.iter().find(|call| call.token == token).map(|call| call.sent)
+    }
+
     /// A call has ended. Gives its requests in the order of the batch, `None` for those that no longer wait.
     pub fn answered(&mut self, token: u32) -> Vec<Option<u64>> {
         let Some(index) = self.calls.iter().position(|call| call.token == token) else { return Vec::new() };

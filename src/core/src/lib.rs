@@ -3,6 +3,7 @@
 //! Time is a value passed in, stored state is bytes passed in, and what is to be done comes out. The filter, the
 //! server and the tests drive the same code.
 
+pub mod breaker;
 pub mod decision;
 pub mod facts;
 pub mod fields;

@@ -19,6 +19,7 @@ pub use plan::{Charge, Plan, Refusal, RefusalReason};
 pub use responses::{FieldsVersion, LegacyReset, Responses};
 pub use route::{HeaderMatch, HostPattern, Route, RouteClass, ValueMatch};
 
+use crate::breaker::Breaker;
 use crate::facts::{Facts, Value};
 use crate::key::{Digest, HashKey};
 use crate::units::Micros;
@@ -38,6 +39,8 @@ pub struct PolicySet {
     pub endpoint: Option<Endpoint>,
     /// What callers are told.
     pub responses: Responses,
+    /// Of so many in a hundred rejections there is a line in the log, though of no more than one each second and worker.
+    pub logged_rejections: u8,
     /// The key that buckets are named with, and the one before it, while both count.
     hash_keys: Vec<HashKey>,
     identities: Vec<Identity>,
@@ -57,6 +60,8 @@ pub struct Endpoint {
     pub auth_token: Option<AuthToken>,
     /// How many requests of one worker may wait at once; beyond it the fail mode applies at once.
     pub max_in_flight: u32,
+    /// When no calls are made for a while; `None` for never.
+    pub breaker: Option<Breaker>,
 }
 
 /// A bearer token, never shown.

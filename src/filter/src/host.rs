@@ -48,6 +48,8 @@ unsafe extern "C" {
     fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
     fn proxy_define_metric(kind: u32, name: *const u8, size: usize, metric: *mut u32) -> u32;
     fn proxy_increment_metric(metric: u32, by: i64) -> u32;
+    fn proxy_record_metric(metric: u32, value: u64) -> u32;
+    fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
     fn proxy_continue_stream(kind: u32) -> u32;
     fn proxy_set_effective_context(context: u32) -> u32;
     fn proxy_send_local_response(
@@ -76,7 +78,6 @@ const REALTIME: u32 = 0;
 const MONOTONIC: u32 = 1;
 /// No gRPC status but the one that the headers have.
 const NO_GRPC_STATUS: i32 = -1;
-const COUNTER: u32 = 0;
 
 /// The header maps that the filter uses.
 #[derive(Clone, Copy)]
@@ -84,6 +85,14 @@ pub(crate) enum Map {
     Request = 0,
     Response = 2,
     CallResponse = 6,
+}
+
+/// What a metric is.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Counter = 0,
+    Gauge = 1,
+    Histogram = 2,
 }
 
 /// The buffers that the filter reads.
@@ -117,6 +126,12 @@ pub(crate) fn replace_header(map: Map, name: &str, value: &str) {
 pub(crate) fn property(path: &str) -> Option<Vec<u8>> {
     // SAFETY: see above.
     given(|data, size| unsafe { proxy_get_property(path.as_ptr(), path.len(), data, size) })
+}
+
+/// Notes something of the effective context's request, for access logs: `%FILTER_STATE(wasm.<name>:PLAIN)%`.
+pub(crate) fn note(name: &str, value: &str) {
+    // SAFETY: see above.
+    unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) };
 }
 
 /// At most the first `most` bytes of a buffer.
@@ -163,15 +178,21 @@ pub(crate) fn set_tick_period(millis: u32) {
     unsafe { proxy_set_tick_period_milliseconds(millis) };
 }
 
-pub(crate) fn define_counter(name: &str) -> Option<u32> {
+pub(crate) fn define_metric(kind: Kind, name: &str) -> Option<u32> {
     let mut metric = 0;
     // SAFETY: see above.
-    (unsafe { proxy_define_metric(COUNTER, name.as_ptr(), name.len(), &raw mut metric) } == OK).then_some(metric)
+    (unsafe { proxy_define_metric(kind as u32, name.as_ptr(), name.len(), &raw mut metric) } == OK).then_some(metric)
 }
 
 pub(crate) fn increment(metric: u32) {
     // SAFETY: no memory is passed.
     unsafe { proxy_increment_metric(metric, 1) };
+}
+
+/// Sets a gauge, or adds a value to a histogram.
+pub(crate) fn record(metric: u32, value: u64) {
+    // SAFETY: no memory is passed.
+    unsafe { proxy_record_metric(metric, value) };
 }
 
 /// The host's monotonic clock, the same for every worker of the process.

@@ -1,38 +1,47 @@
-//! Counters: a fixed set, defined once for each configuration. Envoy shows them as `wasmcustom.tollgate.…`.
+//! Metrics: a fixed set, defined once for each configuration. Envoy shows them as `wasmcustom.tollgate.…`; the names are
+//! made for its tag extraction, which takes labels from between the dots.
 
-use crate::host;
-use tollgate_core::decision::{Admission, Contention, FailCause, Outcome, Rejection};
-use tollgate_core::policy::{Enforcement, IdentityResult, OnMissing, Plan, Policy, PolicySet};
+use crate::host::{self, Kind};
+use core::cell::Cell;
+use tollgate_core::decision::{Contention, Decision, FailCause, Outcome, Part};
+use tollgate_core::policy::{Enforcement, IdentityResult, OnMissing, Plan, Policy, PolicySet, Route};
+use tollgate_core::units::Micros;
 
 pub(crate) struct Metrics {
-    allowed: Counter,
-    denied: Counter,
-    unidentified: Counter,
-    exempt: Counter,
-    failed_open: Counter,
-    failed_local: Counter,
-    failed_local_denied: Counter,
-    failed_closed: Counter,
-    failures: Vec<(FailCause, Counter)>,
-    exhausted: Counter,
-    malformed: Counter,
-    overflow: Counter,
-    client_left: Counter,
-    cost_made_up: Counter,
+    /// For each route class, by its place, and last for those of none.
+    requests: Vec<Requests>,
+    failures: Vec<(FailCause, Metric)>,
+    exhausted: Metric,
+    malformed: Metric,
+    overflow: Metric,
+    client_left: Metric,
+    cost_made_up: Metric,
+    call: Metric,
+    breaker_open: Metric,
+    breaker_opened: Metric,
+    /// 1 once this configuration has decided a request.
+    version: Metric,
+    in_force: Cell<bool>,
     /// For each identity, by its place.
-    identities: Vec<[(IdentityResult, Counter); IdentityResult::ALL.len()]>,
+    identities: Vec<[(IdentityResult, Metric); IdentityResult::ALL.len()]>,
     /// For each policy, by its place.
-    policies: Vec<PolicyCounters>,
+    policies: Vec<PolicyMetrics>,
+}
+
+/// What becomes of the requests of one route class.
+struct Requests {
+    exempt: Metric,
+    parts: Vec<(Part, Metric)>,
 }
 
 /// What one policy counts. What can never happen to it has no counter.
-struct PolicyCounters {
-    matched: Counter,
-    skipped: Counter,
-    plan_unknown: Counter,
-    shadow_allowed: Counter,
-    shadow_denied: Counter,
-    shadow_failed: Counter,
+struct PolicyMetrics {
+    parts: Vec<(Part, Metric)>,
+    skipped: Metric,
+    plan_unknown: Metric,
+    shadow_allowed: Metric,
+    shadow_denied: Metric,
+    shadow_failed: Metric,
 }
 
 /// What became of a policy in shadow.
@@ -46,41 +55,39 @@ pub(crate) enum Shadow {
 
 impl Metrics {
     pub(crate) fn new(set: &PolicySet) -> Self {
-        let outcome = |name: &str| Counter::new(&format!("outcome.{name}"));
+        let routes = set.routes().iter().map(|class| class.name.as_str()).chain(["other"]);
+        let version = set.version.as_deref().map_or(Metric(None), |version| {
+            let legal = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.') { c } else { '_' };
+            let version: String = version.chars().take(64).map(legal).collect();
+            Metric::new(Kind::Gauge, &format!("version.{version}"))
+        });
         Self {
-            allowed: outcome("allowed"),
-            denied: outcome("denied"),
-            unidentified: outcome("unidentified"),
-            exempt: outcome("exempt"),
-            failed_open: outcome("failed_open"),
-            failed_local: outcome("failed_local"),
-            failed_local_denied: outcome("failed_local_denied"),
-            failed_closed: outcome("failed_closed"),
-            failures: FailCause::ALL.map(|cause| (cause, Counter::new(&format!("failure.{}", cause.name())))).into(),
-            exhausted: Counter::new("local.cas_exhausted"),
-            malformed: Counter::new("local.malformed"),
-            overflow: Counter::new("local.overflow"),
-            client_left: Counter::new("client_left"),
-            cost_made_up: Counter::new("cost.made_up"),
+            requests: routes.map(|name| Requests::new(name, set)).collect(),
+            failures: FailCause::ALL.map(|cause| (cause, counter(&format!("failure.{}", cause.name())))).into(),
+            exhausted: counter("local.cas_exhausted"),
+            malformed: counter("local.malformed"),
+            overflow: counter("local.overflow"),
+            client_left: counter("client_left"),
+            cost_made_up: counter("cost.made_up"),
+            call: Metric::new(Kind::Histogram, "call_us"),
+            breaker_open: Metric::new(Kind::Gauge, "breaker.is_open"),
+            breaker_opened: counter("breaker.opened"),
+            version,
+            in_force: Cell::new(false),
             identities: set.identities().iter().map(|identity| identity_counters(&identity.name)).collect(),
-            policies: set.policies().iter().map(PolicyCounters::new).collect(),
+            policies: set.policies().iter().map(PolicyMetrics::new).collect(),
         }
     }
 
     /// What was found out about a request before any bucket was asked.
     pub(crate) fn plan(&self, plan: &Plan) {
+        // Not when it is defined: a configuration that Envoy then refuses has been read too.
+        if !self.in_force.replace(true) {
+            self.version.set(1);
+        }
         for (index, result) in &plan.identities {
             let counters = self.identities.get(*index).into_iter().flatten();
             counters.filter(|(known, _)| known == result).for_each(|(_, counter)| counter.increment());
-        }
-        let charged = plan.charges.iter().chain(&plan.shadows).map(|charge| charge.policy);
-        let refused = plan.refusals.iter().map(|refusal| refusal.policy);
-        let mut last = None;
-        for index in charged.chain(refused).chain(plan.skipped.iter().copied()) {
-            // While the hash key is changed a policy has two charges, one behind the other.
-            if last.replace(index) != Some(index) {
-                self.of(index, |policy| &policy.matched);
-            }
         }
         for index in &plan.skipped {
             self.of(*index, |policy| &policy.skipped);
@@ -94,6 +101,23 @@ impl Metrics {
         if plan.cost_made_up {
             self.cost_made_up.increment();
         }
+        if plan.exempt
+            && let Some(requests) = self.of_route(plan.route)
+        {
+            requests.exempt.increment();
+        }
+    }
+
+    /// What became of a request, as a whole and for each policy.
+    pub(crate) fn decided(&self, decision: &Decision, outcome: &Outcome, set: &PolicySet) {
+        if let Some(requests) = self.of_route(decision.plan().route) {
+            increment(&requests.parts, outcome.part());
+        }
+        for (index, part) in decision.parts(outcome, set) {
+            if let Some(policy) = self.policies.get(index) {
+                increment(&policy.parts, part);
+            }
+        }
     }
 
     pub(crate) fn shadow(&self, policy: usize, shadow: Shadow) {
@@ -104,37 +128,24 @@ impl Metrics {
         });
     }
 
-    fn of(&self, policy: usize, counter: impl Fn(&PolicyCounters) -> &Counter) {
-        if let Some(policy) = self.policies.get(policy) {
-            counter(policy).increment();
-        }
-    }
-
-    pub(crate) fn exempt(&self) {
-        self.exempt.increment();
-    }
-
     pub(crate) fn client_left(&self) {
         self.client_left.increment();
     }
 
-    pub(crate) fn outcome(&self, outcome: &Outcome) {
-        let counter = match outcome {
-            Outcome::Admit(Admission::Allowed) => &self.allowed,
-            Outcome::Admit(Admission::FailedOpen) => &self.failed_open,
-            Outcome::Admit(Admission::FailedLocal) => &self.failed_local,
-            Outcome::Reject(Rejection::Denied { emergency: false, .. } | Rejection::Barred { .. }) => &self.denied,
-            Outcome::Reject(Rejection::Unidentified { .. }) => &self.unidentified,
-            Outcome::Reject(Rejection::Denied { emergency: true, .. }) => &self.failed_local_denied,
-            Outcome::Reject(Rejection::Unavailable { .. }) => &self.failed_closed,
-        };
-        counter.increment();
-    }
-
     /// One request that the endpoint gave no verdict for.
     pub(crate) fn failure(&self, cause: FailCause) {
-        if let Some((_, counter)) = self.failures.iter().find(|(known, _)| *known == cause) {
-            counter.increment();
+        increment(&self.failures, cause);
+    }
+
+    /// A call to the endpoint has ended.
+    pub(crate) fn call(&self, took: Micros) {
+        self.call.set(took.count());
+    }
+
+    pub(crate) fn breaker(&self, is_open: bool) {
+        self.breaker_open.set(is_open.into());
+        if is_open {
+            self.breaker_opened.increment();
         }
     }
 
@@ -146,19 +157,60 @@ impl Metrics {
             _ => {}
         }
     }
+
+    fn of(&self, policy: usize, counter: impl Fn(&PolicyMetrics) -> &Metric) {
+        if let Some(policy) = self.policies.get(policy) {
+            counter(policy).increment();
+        }
+    }
+
+    fn of_route(&self, route: Route) -> Option<&Requests> {
+        match route {
+            Route::Listed(index) => self.requests.get(index),
+            Route::Other => self.requests.last(),
+        }
+    }
 }
 
-fn identity_counters(name: &str) -> [(IdentityResult, Counter); IdentityResult::ALL.len()] {
-    IdentityResult::ALL.map(|result| (result, Counter::new(&format!("identity.{name}.{}", result.name()))))
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        if self.in_force.get() {
+            self.version.set(0);
+        }
+    }
 }
 
-impl PolicyCounters {
-    fn new(policy: &Policy) -> Self {
-        let counter = |name: &str| Counter::new(&format!("policy.{}.{name}", policy.name));
-        let when = |can: bool, name: &str| if can { counter(name) } else { Counter(None) };
-        let can_be_shadow = policy.enforce != Enforcement::On;
+fn increment<T: PartialEq>(counters: &[(T, Metric)], which: T) {
+    if let Some((_, counter)) = counters.iter().find(|(known, _)| *known == which) {
+        counter.increment();
+    }
+}
+
+fn identity_counters(name: &str) -> [(IdentityResult, Metric); IdentityResult::ALL.len()] {
+    IdentityResult::ALL.map(|result| (result, counter(&format!("identity.{name}.{}", result.name()))))
+}
+
+impl Requests {
+    fn new(route: &str, set: &PolicySet) -> Self {
+        let possible = |part: &Part| set.policies().iter().any(|policy| part.can_be_of(policy));
+        // What one policy does not charge another has rejected.
+        let parts = Part::ALL.into_iter().filter(|part| *part != Part::NotCharged && possible(part));
         Self {
-            matched: counter("matched"),
+            exempt: counter(&format!("requests.{route}.exempt")),
+            parts: parts.map(|part| (part, counter(&format!("requests.{route}.{}", part.name())))).collect(),
+        }
+    }
+}
+
+impl PolicyMetrics {
+    fn new(policy: &Policy) -> Self {
+        let counter = |name: &str| counter(&format!("policy.{}.{name}", policy.name));
+        let when = |can: bool, name: &str| if can { counter(name) } else { Metric(None) };
+        let can_be_shadow = policy.enforce != Enforcement::On;
+        let parts =
+            Part::ALL.into_iter().filter(|part| policy.enforce != Enforcement::Shadow && part.can_be_of(policy));
+        Self {
+            parts: parts.map(|part| (part, counter(part.name()))).collect(),
             skipped: when(policy.on_missing == OnMissing::Skip, "skipped"),
             plan_unknown: when(policy.plans.is_some(), "plan_unknown"),
             shadow_allowed: when(can_be_shadow, "shadow_allowed"),
@@ -168,17 +220,28 @@ impl PolicyCounters {
     }
 }
 
-/// `None` when the host would not define it: then nothing is counted, and nothing else is harmed.
-struct Counter(Option<u32>);
+fn counter(name: &str) -> Metric {
+    Metric::new(Kind::Counter, name)
+}
 
-impl Counter {
-    fn new(name: &str) -> Self {
-        Self(host::define_counter(&format!("tollgate.{name}")))
+/// `None` when the host would not define it: then nothing is counted, and nothing else is harmed.
+struct Metric(Option<u32>);
+
+impl Metric {
+    fn new(kind: Kind, name: &str) -> Self {
+        Self(host::define_metric(kind, &format!("tollgate.{name}")))
     }
 
     fn increment(&self) {
         if let Some(id) = self.0 {
             host::increment(id);
+        }
+    }
+
+    /// A gauge's value, or one more value of a histogram.
+    fn set(&self, value: u64) {
+        if let Some(id) = self.0 {
+            host::record(id, value);
         }
     }
 }

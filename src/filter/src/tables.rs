@@ -1,4 +1,4 @@
-//! Where sets of local buckets are kept: the host's shared data, under a fixed number of names.
+//! Where local buckets and the breaker are kept: the host's shared data, under a fixed number of names.
 //!
 //! The format of what is stored is part of every name, so that no version of the filter reads another's bytes.
 //!
@@ -8,6 +8,7 @@
 
 use crate::host;
 use core::cell::Cell;
+use tollgate_core::breaker::BreakerState;
 use tollgate_core::decision::SetId;
 use tollgate_core::policy::Sharing;
 use tollgate_core::slots::FORMAT;
@@ -46,6 +47,23 @@ pub(crate) fn read(set: SetId, now: Micros) -> Option<(Vec<u8>, u32)> {
 /// Writes a set if it is still at `version`.
 pub(crate) fn write(set: SetId, bytes: &[u8], version: Option<u32>, now: Micros) -> bool {
     write_name(&name(set, now), bytes, version)
+}
+
+/// The breaker before a cluster, and its version.
+pub(crate) fn breaker(cluster: &str) -> (BreakerState, Option<u32>) {
+    match host::shared_data(&breaker_name(cluster)) {
+        Some((bytes, version)) => (BreakerState::decode(&bytes), Some(version)),
+        None => (BreakerState::default(), None),
+    }
+}
+
+/// Writes the breaker before a cluster if it is still at `version`.
+pub(crate) fn write_breaker(cluster: &str, state: &BreakerState, version: Option<u32>) -> bool {
+    write_name(&breaker_name(cluster), &state.encode(), version)
+}
+
+fn breaker_name(cluster: &str) -> String {
+    format!("tollgate.breaker.{cluster}")
 }
 
 fn write_name(name: &str, bytes: &[u8], version: Option<u32>) -> bool {

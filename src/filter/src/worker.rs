@@ -5,12 +5,15 @@ use crate::identity::Request;
 use crate::metrics::{Metrics, Shadow};
 use crate::{host, tables};
 use core::cell::{Cell, RefCell};
+use core::fmt::Write;
 use core::time::Duration;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use tollgate_core::decision::{Decision, FailCause, Outcome, Rejection, Step};
+use tollgate_core::breaker::{Breaker, BreakerState, Gate};
+use tollgate_core::decision::{Decision, FailCause, Outcome, Rejection, Standing, Step};
 use tollgate_core::fields::{self, Header};
 use tollgate_core::gather::Gather;
 use tollgate_core::policy::{Endpoint, PolicySet, Scope, Sharing};
@@ -23,6 +26,12 @@ const WATCH: Duration = Duration::from_millis(5);
 
 /// The least time between two warnings that the endpoint gave no verdict.
 const WARN_EVERY: Micros = Micros::from_secs(10);
+
+/// The least time between two lines about rejections.
+const LOG_EVERY: Micros = Micros::from_secs(1);
+
+/// How often a failure is tried to be noted while other workers note theirs.
+const MAX_LOST_RACES: usize = 8;
 
 /// How far a request's decision is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,9 +81,14 @@ pub(crate) struct Worker {
     /// The tick that is set now, zero for none.
     tick: Cell<Duration>,
     idle_tick: Duration,
-    /// Requests without a verdict since the last warning, and when that was.
-    unreported: Cell<u64>,
-    warned: Cell<Option<Micros>>,
+    /// No call is made before, so far as this worker knows.
+    open_until: Cell<Micros>,
+    /// Calls have failed since one was answered, so far as this worker knows.
+    is_failing: Cell<bool>,
+    warnings: Sometimes,
+    rejections: Sometimes,
+    /// In hundredths of a line, what the rejections since the last one that was picked amount to.
+    share: Cell<u32>,
     // Host calls that run other callbacks are made with neither of these borrowed.
     gather: RefCell<Gather>,
     /// By the stream's id, and for policies in shadow by an id above those.
@@ -119,8 +133,11 @@ impl Worker {
             woken: Cell::new(false),
             tick: Cell::new(Duration::ZERO),
             idle_tick,
-            unreported: Cell::new(0),
-            warned: Cell::new(None),
+            open_until: Cell::new(Micros::ZERO),
+            is_failing: Cell::new(false),
+            warnings: Sometimes::new(WARN_EVERY),
+            rejections: Sometimes::new(LOG_EVERY),
+            share: Cell::new(0),
             gather: RefCell::new(gather),
             pending: RefCell::default(),
             next_shadow: Cell::new(FIRST_SHADOW),
@@ -133,7 +150,6 @@ impl Worker {
         let plan = self.set.plan(&Request { ends });
         self.metrics.plan(&plan);
         if plan.exempt {
-            self.metrics.exempt();
             ticket.progress.set(Progress::Admitted);
             return;
         }
@@ -143,6 +159,7 @@ impl Worker {
         let mut decision = Decision::new(plan, &self.set);
         let outcome = match self.advance(&mut decision) {
             Some(outcome) => outcome,
+            None if self.open_until.get() > host::now() => self.give_up(&mut decision, FailCause::BreakerOpen),
             None if self.gather.borrow_mut().join(stream.into(), host::now()).is_ok() => {
                 ticket.progress.set(Progress::Waiting);
                 let pending = Pending { decision, whose: Whose::Stream(Rc::clone(ticket)) };
@@ -159,19 +176,21 @@ impl Worker {
 
     /// Counts the outcome of the effective context's request, and notes it; gives the reply where there is one.
     fn decided(&self, ticket: &Ticket, decision: &Decision, outcome: &Outcome) -> Option<Reply> {
-        self.metrics.outcome(outcome);
+        self.metrics.decided(decision, outcome, &self.set);
+        let standings = decision.standings(&self.set);
+        host::note("tollgate", &summary(outcome, &standings, &self.set));
         match outcome {
             Outcome::Admit(_) => {
                 ticket.progress.set(Progress::Admitted);
                 if self.set.responses.marks_admitted() {
-                    let standings = decision.standings(&self.set);
                     *ticket.fields.borrow_mut() = fields::of_admitted(&standings, &self.set, host::unix_seconds);
                 }
                 None
             }
             Outcome::Reject(rejection) => {
                 ticket.progress.set(Progress::Rejected);
-                let reply = Reply::new(rejection, &decision.standings(&self.set), &self.set, &self.caller());
+                self.log_rejection(decision, outcome, rejection);
+                let reply = Reply::new(rejection, &standings, &self.set, &self.caller());
                 if reply.body.is_empty() {
                     // From a local reply without a body Envoy takes the content type away again.
                     let kind = reply.headers.iter().filter(|(name, _)| *name == "content-type");
@@ -180,6 +199,31 @@ impl Worker {
                 Some(reply)
             }
         }
+    }
+
+    /// Says in the log what was rejected and why: a share of it, and not too often.
+    fn log_rejection(&self, decision: &Decision, outcome: &Outcome, rejection: &Rejection) {
+        let share = self.share.get().saturating_add(self.set.logged_rejections.into());
+        self.share.set(share.checked_rem(100).unwrap_or(0));
+        if share < 100 {
+            return;
+        }
+        let Some(held_back) = self.rejections.pass(host::now()) else { return };
+        let policies = rejection.policies();
+        let plan = decision.plan();
+        let charge = plan.charges.iter().find(|charge| policies.contains(&charge.policy));
+        let wait = if let Rejection::Denied { wait, .. } = rejection { *wait } else { None };
+        let line = Line {
+            event: "rejected",
+            outcome: outcome.part().name(),
+            policies: policies.iter().filter_map(|index| Some(self.set.policy(*index)?.name.as_str())).collect(),
+            policy_version: self.set.version.as_deref(),
+            route: self.set.route_name(plan.route),
+            key: charge.map(|charge| charge.key.to_string()),
+            wait_ms: wait.map(Micros::as_millis_ceil),
+            held_back,
+        };
+        host::log(LogLevel::Info, &serde_json::to_string(&line).unwrap_or_default());
     }
 
     /// Who gets the reply that the effective context's request is to have.
@@ -273,8 +317,15 @@ impl Worker {
 
     /// The root's turn: a call has ended, with an answer or without.
     pub(crate) fn call_ended(&self, token: u32, body_size: usize) {
+        let sent = self.gather.borrow().sent_at(token);
         let waiters = self.gather.borrow_mut().answered(token);
-        match read_answer(body_size, waiters.len()) {
+        let answer = read_answer(body_size, waiters.len());
+        if let Some(sent) = sent {
+            let now = host::now();
+            self.metrics.call(now.since(sent));
+            self.note_end(answer.is_ok(), now);
+        }
+        match answer {
             Ok(answer) => {
                 for (id, answer) in waiters.into_iter().zip(&answer.decisions) {
                     if let Some(id) = id {
@@ -313,7 +364,8 @@ impl Worker {
             if due.is_empty() {
                 break;
             }
-            match self.call(&due) {
+            let called = if self.may_call(now) { self.call(&due) } else { Err(FailCause::BreakerOpen) };
+            match called {
                 Ok(token) => self.gather.borrow_mut().sent(due.len(), token, now),
                 Err(cause) => {
                     self.gather.borrow_mut().unsent(due.len());
@@ -325,6 +377,47 @@ impl Worker {
             }
         }
         self.watch();
+    }
+
+    /// Whether the breaker lets a call pass.
+    fn may_call(&self, now: Micros) -> bool {
+        let Some((endpoint, breaker)) = self.breaker() else { return true };
+        let (state, version) = tables::breaker(&endpoint.cluster);
+        self.is_failing.set(state != BreakerState::default());
+        match breaker.gate(&state, now, endpoint.timeout) {
+            Gate::Closed => true,
+            Gate::Open(until) => {
+                self.open_until.set(until);
+                false
+            }
+            Gate::Tried => false,
+            Gate::Trying(state) => tables::write_breaker(&endpoint.cluster, &state, version),
+        }
+    }
+
+    /// Tells the breaker how a call ended.
+    fn note_end(&self, answered: bool, now: Micros) {
+        let Some((endpoint, breaker)) = self.breaker() else { return };
+        if answered && !self.is_failing.replace(false) {
+            return;
+        }
+        for _ in 0..MAX_LOST_RACES {
+            let (state, version) = tables::breaker(&endpoint.cluster);
+            let new = if answered { Breaker::answered(&state) } else { breaker.failed(&state, now) };
+            let Some(new) = new else { break };
+            if tables::write_breaker(&endpoint.cluster, &new, version) {
+                self.is_failing.set(!answered);
+                if new.is_open() != state.is_open() {
+                    self.metrics.breaker(new.is_open());
+                }
+                break;
+            }
+        }
+    }
+
+    fn breaker(&self) -> Option<(&Endpoint, Breaker)> {
+        let endpoint = self.endpoint.as_ref()?;
+        Some((endpoint, endpoint.breaker?))
     }
 
     /// Ticks often while anybody waits, and otherwise only where a claim is to be kept alive.
@@ -410,13 +503,8 @@ impl Worker {
 
     /// Says in the log that fail modes decide, now and then: a wrong cluster must not go unnoticed.
     fn warn_of(&self, cause: FailCause) {
-        let (count, now) = (self.unreported.get().saturating_add(1), host::now());
-        if self.warned.get().is_some_and(|warned| now.since(warned) < WARN_EVERY) {
-            self.unreported.set(count);
-            return;
-        }
-        self.warned.set(Some(now));
-        self.unreported.set(0);
+        let Some(held_back) = self.warnings.pass(host::now()) else { return };
+        let count = held_back.saturating_add(1);
         let cluster = self.endpoint.as_ref().map_or("", |endpoint| endpoint.cluster.as_str());
         let (name, meaning) = (cause.name(), cause.meaning());
         host::log(
@@ -452,6 +540,57 @@ impl Worker {
             }
         }
     }
+}
+
+/// Lets something pass now and then, and counts what it holds back.
+struct Sometimes {
+    every: Micros,
+    last: Cell<Option<Micros>>,
+    held_back: Cell<u64>,
+}
+
+impl Sometimes {
+    const fn new(every: Micros) -> Self {
+        Self { every, last: Cell::new(None), held_back: Cell::new(0) }
+    }
+
+    /// How many were held back since the last that passed; `None` when this one is held back too.
+    fn pass(&self, now: Micros) -> Option<u64> {
+        if self.last.get().is_some_and(|last| now.since(last) < self.every) {
+            self.held_back.set(self.held_back.get().saturating_add(1));
+            return None;
+        }
+        self.last.set(Some(now));
+        Some(self.held_back.replace(0))
+    }
+}
+
+/// A line in the log about one rejection. It has nothing that the client sent.
+#[derive(Serialize)]
+struct Line<'a> {
+    event: &'static str,
+    outcome: &'static str,
+    policies: Vec<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy_version: Option<&'a str>,
+    route: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wait_ms: Option<u64>,
+    /// Rejections since the last line that have none.
+    held_back: u64,
+}
+
+/// For access logs: the outcome, and what is left of each budget. `denied per-key=0`
+fn summary(outcome: &Outcome, standings: &[Standing], set: &PolicySet) -> String {
+    let mut text = String::from(outcome.part().name());
+    for standing in standings {
+        if let Some(policy) = set.policy(standing.policy) {
+            let _ = write!(text, " {}={}", policy.name, standing.left);
+        }
+    }
+    text
 }
 
 /// Whether `cache-control` lets a shared cache keep a response whoever asked for it.

@@ -287,7 +287,7 @@ async fn a_lacking_identity_is_pooled_skipped_or_rejected_and_counted() {
         assert_eq!(upstream.requests(), expected.iter().filter(|status| **status == 200).count() as u64);
         assert_eq!(envoy.count("policy.per-caller.skipped").await, if choice == "skip" { 4 } else { 0 });
         if choice == "reject" {
-            assert_eq!(envoy.count("outcome.unidentified").await, 4);
+            assert_eq!(envoy.outcome("unidentified").await, 4);
             let reply = send(get(&client, &[])).await;
             assert!(reply.body.contains("identity_missing") && reply.header("retry-after").is_none());
             let grpc = send(get(&client, &[("content-type", "application/grpc")])).await;

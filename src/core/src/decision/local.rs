@@ -186,6 +186,11 @@ impl LocalRound {
         Rejection::denied(self.charges.iter().map(|charge| (charge.policy, charge.verdict)), emergency)
     }
 
+    /// Whether a policy's charge was made for good.
+    pub(super) fn is_spent(&self, policy: usize) -> bool {
+        self.charges.iter().any(|charge| charge.policy == policy && charge.state == State::Spent)
+    }
+
     /// Of each charge its policy, the whole units left, and what it said; of none when it could not be decided.
     pub(super) fn standings(&self) -> impl Iterator<Item = (usize, u64, Verdict)> {
         let known = self.charges.iter().filter(|_| self.checked && !self.broken);

@@ -8,6 +8,7 @@ mod route;
 
 use super::node::{Fields, Issues, Node, PolicyErrors};
 use super::{AuthToken, Endpoint, MAX_TIMEOUT, PolicySet, Responses};
+use crate::breaker::Breaker;
 use crate::key::HashKey;
 use crate::tree::Tree;
 use crate::units::Micros;
@@ -25,7 +26,17 @@ pub(super) fn policy_set(bytes: &[u8], env: Env<'_>) -> Result<PolicySet, Policy
     let tree = Tree::read(bytes).map_err(PolicyErrors::whole)?;
     let issues = Issues::default();
     let set = Node::root(&tree, &issues)
-        .fields(&["version", "hash_key", "namespace", "endpoint", "identities", "routes", "policies", "responses"])
+        .fields(&[
+            "version",
+            "hash_key",
+            "namespace",
+            "endpoint",
+            "identities",
+            "routes",
+            "policies",
+            "responses",
+            "logs",
+        ])
         .and_then(|fields| read_set(&fields, env));
     let Issues { errors, warnings } = issues;
     let errors = errors.into_inner();
@@ -63,6 +74,9 @@ fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
         .map_or_else(Default::default, |node| budget::policies(&node, &names, first_key.unwrap_or(&HashKey::new(b""))));
     let responses =
         fields.get("responses").map_or_else(|| Some(Responses::default()), |node| responses::responses(&node));
+    let logged_rejections = fields.get("logs").map_or(Some(100), |node| {
+        node.fields(&["rejections"])?.get("rejections").map_or(Some(100), |node| node.percentage())
+    });
     match fields.get("endpoint") {
         None if is_global => {
             fields.refuse::<()>("lacks `endpoint`: a policy of scope global needs {cluster: …}, an Envoy cluster");
@@ -84,6 +98,7 @@ fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
         version,
         endpoint: endpoint.flatten(),
         responses: responses?,
+        logged_rejections: logged_rejections?,
         hash_keys: hash_keys?,
         identities,
         routes,
@@ -133,7 +148,7 @@ fn secret<'a>(node: &Node<'a>, beside: &[&str], env: Env<'_>) -> Option<(String,
 }
 
 fn endpoint(node: &Node<'_>, env: Env<'_>) -> Option<Endpoint> {
-    let fields = node.fields(&["cluster", "timeout", "auth_token", "max_in_flight"])?;
+    let fields = node.fields(&["cluster", "timeout", "auth_token", "max_in_flight", "breaker"])?;
     let cluster = fields
         .required("cluster", "the name of an Envoy cluster")
         .and_then(|node| node.filled_text().map(String::from));
@@ -147,12 +162,32 @@ fn endpoint(node: &Node<'_>, env: Env<'_>) -> Option<Endpoint> {
     });
     let max_in_flight = fields.get("max_in_flight").map_or(Some(256), |node| node.whole(1, 65_536));
     let auth_token = fields.optional("auth_token", |node| auth_token(node, env));
+    let breaker = fields.get("breaker").map_or(Some(Some(Breaker::default())), |node| breaker(&node));
     Some(Endpoint {
+        breaker: breaker?,
         cluster: cluster?,
         timeout: timeout?,
         auth_token: auth_token?,
         max_in_flight: u32::try_from(max_in_flight?).ok()?,
     })
+}
+
+/// `none`, or `{failures: 5, within: 10s, open_for: 2s}`.
+fn breaker(node: &Node<'_>) -> Option<Option<Breaker>> {
+    const LONGEST: Micros = Micros::from_secs(3_600);
+    if node.as_word().is_some() {
+        return node.word(&[("none", None)]);
+    }
+    let fields = node.fields(&["failures", "within", "open_for"])?;
+    let usual = Breaker::default();
+    let time = |name: &str, usual: Micros| {
+        fields.get(name).map_or(Some(usual), |node| node.duration(Micros::from_millis(1), LONGEST))
+    };
+    let failures = fields
+        .get("failures")
+        .map_or(Some(usual.failures), |node| node.whole(1, 1_000_000).and_then(|count| u32::try_from(count).ok()));
+    let (within, open_for) = (time("within", usual.within), time("open_for", usual.open_for));
+    Some(Some(Breaker { failures: failures?, within: within?, open_for: open_for? }))
 }
 
 /// A bearer token, as a header can carry it (RFC 6750 §2.1).
