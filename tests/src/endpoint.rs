@@ -4,6 +4,7 @@ use axum::response::Response;
 use std::net::SocketAddr;
 use std::process::Command;
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 
 /// A real `tollgate serve`.
 pub struct Endpoint {
@@ -19,9 +20,18 @@ impl Endpoint {
     }
 
     pub async fn start_with(args: &[&str]) -> Self {
+        Self::listening("127.0.0.1:0".parse().expect("an address"), args).await
+    }
+
+    /// In memory, in the place of one that was there.
+    pub async fn start_at(address: SocketAddr) -> Self {
+        Self::listening(address, &["--store", "memory"]).await
+    }
+
+    async fn listening(address: SocketAddr, args: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let args: Vec<String> = args.iter().map(ToString::to_string).collect();
-        let (process, address) = spawn("127.0.0.1:0".parse().expect("an address"), &args, &folder).await;
+        let (process, address) = spawn(address, &args, &folder).await;
         Self { process, address, args, folder }
     }
 
@@ -49,6 +59,13 @@ async fn spawn(listen: SocketAddr, args: &[String], folder: &TempDir) -> (Proces
 /// An endpoint that answers what a real one never would.
 pub struct FakeEndpoint {
     pub address: SocketAddr,
+    server: JoinHandle<()>,
+}
+
+impl Drop for FakeEndpoint {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
 }
 
 impl FakeEndpoint {
@@ -56,10 +73,20 @@ impl FakeEndpoint {
     where
         F: Future<Output = Response> + Send + 'static,
     {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        Self::start_at("127.0.0.1:0".parse().expect("an address"), answer).await
+    }
+
+    /// In the place of an endpoint that was there.
+    pub async fn start_at<F>(address: SocketAddr, answer: impl Fn() -> F + Clone + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Response> + Send + 'static,
+    {
+        let listener = tokio::net::TcpListener::bind(address).await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let app = Router::new().fallback(answer);
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        Self { address }
+        let server = tokio::spawn(async move {
+            let _ = axum::serve(listener, app).await;
+        });
+        Self { address, server }
     }
 }

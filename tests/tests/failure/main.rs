@@ -2,6 +2,8 @@
 //!
 //! These tests measure time, so they run one after another.
 
+mod breaker;
+
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -111,7 +113,9 @@ async fn an_endpoint_that_takes_requests_and_never_answers() {
     let _alone = alone().await;
     let upstream = Upstream::start().await;
     let endpoint = Endpoint::start("memory").await;
-    let mut envoy = EnvoyBuilder::new(fail_modes(), upstream.address).endpoint(endpoint.address).start().await;
+    let mut policy = fail_modes();
+    policy["endpoint"]["breaker"] = json!("none");
+    let mut envoy = EnvoyBuilder::new(policy, upstream.address).endpoint(endpoint.address).start().await;
     let client = envoy.client();
     assert_eq!(statuses(&envoy, "/closed", 5).await, [200; 5]);
     endpoint.process.freeze();
@@ -207,6 +211,7 @@ async fn answers_that_are_none() {
     };
     let mut policy = fail_modes();
     policy["endpoint"]["timeout"] = json!("2s");
+    policy["endpoint"]["breaker"] = json!("none");
     let mut envoy = EnvoyBuilder::new(policy, upstream.address).endpoint(fake.address).start().await;
     for (index, (cause, _)) in answers.iter().enumerate() {
         current.store(index, Ordering::SeqCst);
