@@ -27,6 +27,8 @@ pub struct EnvoyBuilder {
     workers: u32,
     as_struct: bool,
     stop_iteration: bool,
+    /// Our filter stands there two times.
+    twice: bool,
     /// HTTP filters in front of ours.
     before: Vec<Value>,
     /// Fields of the connection manager, the virtual host and the filter chain that are to be otherwise.
@@ -52,6 +54,7 @@ impl EnvoyBuilder {
             workers: 2,
             as_struct: false,
             stop_iteration: false,
+            twice: false,
             before: Vec::new(),
             manager: json!({}),
             virtual_host: json!({}),
@@ -86,6 +89,18 @@ impl EnvoyBuilder {
     /// `allow_on_headers_stop_iteration`: a paused request's body reaches the filter all the same.
     pub fn stop_iteration(mut self) -> Self {
         self.stop_iteration = true;
+        self
+    }
+
+    /// The filter two times, one behind the other.
+    pub fn twice(mut self) -> Self {
+        self.twice = true;
+        self
+    }
+
+    /// In front of an upstream after all.
+    pub fn to(mut self, upstream: SocketAddr) -> Self {
+        self.upstream = Some(upstream);
         self
     }
 
@@ -233,7 +248,9 @@ impl EnvoyBuilder {
 
     fn listener(&self) -> Value {
         let mut filters = self.before.clone();
-        filters.extend(self.policy.iter().map(|policy| self.filter(policy)));
+        if let Some(policy) = &self.policy {
+            filters.extend(std::iter::repeat_n(self.filter(policy), if self.twice { 2 } else { 1 }));
+        }
         filters.push(json!({"name": "router", "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}));
         let mut route = json!({"match": {"prefix": "/"}});

@@ -9,6 +9,8 @@ mod fields;
 mod hostile;
 mod identity;
 mod language;
+mod observing;
+mod passages;
 mod reply;
 
 use tollgate_tests::{Endpoint, Envoy, EnvoyBuilder, Reply, Upstream};

@@ -254,6 +254,9 @@ impl LocalRound {
             }
             for (index, state) in writing.states {
                 if let Some(charge) = self.charges.get_mut(index) {
+                    if state == State::Free {
+                        charge.left = charge.left.saturating_add(charge.cost.count());
+                    }
                     charge.state = state;
                 }
             }
