@@ -1,7 +1,7 @@
 # `make` lists what there is. Each target is a script in tools/ that can be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test fuzz bench bench-endpoint lint fmt clean
+.PHONY: help setup build run test fuzz soak bench bench-endpoint lint fmt clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test: ## Runs every test; the last line is the sum
 
 fuzz: ## Looks for input that breaks something (FUZZ_SECONDS=60, for each of six targets)
 	@tools/fuzz
+
+soak: ## Ten minutes of traffic, pushed policies and faults, and a million identities (SOAK_SECONDS=600)
+	@tools/soak
 
 bench: ## Measures what the filter costs, beside Envoy without it
 	@tools/bench

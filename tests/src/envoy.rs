@@ -285,6 +285,11 @@ impl Envoy {
         Client::new(self.address)
     }
 
+    /// A page of Envoy's admin interface.
+    pub async fn admin(&self, path: &str) -> String {
+        Client::new(self.admin).get(path).await.body
+    }
+
     /// One of Envoy's counters or gauges; 0 while it is not there.
     pub async fn stat(&self, name: &str) -> u64 {
         let text = Client::new(self.admin).get(&format!("/stats?filter=^{name}$")).await.body;

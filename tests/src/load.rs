@@ -2,6 +2,7 @@
 //! it measures, so it does little more than to write bytes and to read them.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -124,8 +125,27 @@ pub async fn paced(address: SocketAddr, connections: usize, rate: f64, time: Dur
     Answers::new(together((0..connections).map(client)).await, time)
 }
 
-async fn together(clients: impl Iterator<Item = impl Future<Output = Vec<Answer>> + Send + 'static>) -> Vec<Answer> {
-    let clients: JoinSet<Vec<Answer>> = clients.collect();
+/// One request from each of these made-up callers. Gives the statuses.
+pub async fn identities(address: SocketAddr, connections: usize, numbers: Range<usize>) -> Vec<u16> {
+    let client = |first: usize| {
+        let numbers = numbers.clone().skip(first).step_by(connections);
+        async move {
+            let mut connection = Connection::open(address).await;
+            let mut statuses = Vec::new();
+            for number in numbers {
+                let request = format!("GET / HTTP/1.1\r\nhost: load\r\nx-api-key: caller-{number}\r\n\r\n");
+                statuses.push(connection.exchange(request.as_bytes()).await.status);
+            }
+            statuses
+        }
+    };
+    together((0..connections).map(client)).await
+}
+
+async fn together<T: Clone + Send + 'static>(
+    clients: impl Iterator<Item = impl Future<Output = Vec<T>> + Send + 'static>,
+) -> Vec<T> {
+    let clients: JoinSet<Vec<T>> = clients.collect();
     clients.join_all().await.concat()
 }
 

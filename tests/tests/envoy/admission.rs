@@ -135,12 +135,13 @@ async fn a_local_policy_allows_its_number_in_the_whole_proxy() {
     let upstream = Upstream::start().await;
     let mut guard = local("guard", 50, NEVER);
     guard["key"] = json!(["credential"]);
-    let mut envoy = EnvoyBuilder::new(config(&[guard]), upstream.address).workers(4).start().await;
-    for run in 0..10 {
+    let mut envoy = EnvoyBuilder::new(config(&[guard]), upstream.address).workers(16).start().await;
+    // F78
+    for run in 0..20 {
         // Every connection may end on another worker, and all of them race for a bucket that is new.
-        let clients: Vec<Client> = (0..16).map(|_| envoy.client()).collect();
+        let clients: Vec<Client> = (0..64).map(|_| envoy.client()).collect();
         let key = format!("run {run}");
-        assert_eq!(admitted(&burst(200, 16, |index| clients[index % 16].get_as(&key)).await), 50, "run {run}");
+        assert_eq!(admitted(&burst(200, 64, |index| clients[index % 64].get_as(&key)).await), 50, "run {run}");
     }
     assert_eq!(envoy.count("local.cas_exhausted").await, 0);
     envoy.assert_sound();
