@@ -87,7 +87,21 @@ impl Redis {
         self.try_connect().await.expect("a connection")
     }
 
-    /// Commands that wait (WAIT) take longer than the library would.
+    /// Until its one replica has all that it has. WAIT would wait for what was written on the same connection alone.
+    pub async fn is_copied(&self) {
+        eventually("the replica has everything", async || {
+            let info: String = self.run("INFO replication").await;
+            let number = |text: &str, name: &str| -> Option<u64> {
+                let (_, rest) = text.split_once(name)?;
+                rest.split([',', '\r']).next()?.parse().ok()
+            };
+            let replica =
+                info.lines().find(|line| line.starts_with("slave0:")).and_then(|line| number(line, "offset="));
+            if replica.is_some() && replica == number(&info, "master_repl_offset:") { Ok(()) } else { Err(info) }
+        })
+        .await;
+    }
+
     async fn try_connect(&self) -> redis::RedisResult<redis::aio::MultiplexedConnection> {
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
         self.client().get_multiplexed_async_connection_with_config(&config).await

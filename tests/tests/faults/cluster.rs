@@ -20,8 +20,7 @@ async fn when_a_node_dies_the_others_go_on_and_its_replica_takes_over() {
     let (gone, there) = (at(1), at(2));
     assert_eq!(spender.recovers(gone).await, 99);
     assert_eq!(spender.recovers(there).await, 99);
-    let copies: u64 = cluster.masters[1].run("WAIT 1 5000").await;
-    assert_eq!(copies, 1);
+    cluster.masters[1].is_copied().await;
     cluster.masters[1].process.kill();
     spender.fails_by(gone, "unreachable").await;
     assert_eq!(spender.recovers(gone).await, 98);
