@@ -7,10 +7,11 @@
 pub mod admit;
 
 use std::sync::LazyLock;
-use tollgate_core::decision::{Decision, Outcome, Step};
+use tollgate_core::decision::{Decision, Outcome, Part, Step};
 use tollgate_core::facts::{Attribute, Facts, Header};
+use tollgate_core::fields;
 use tollgate_core::policy::PolicySet;
-use tollgate_core::reply::Reply;
+use tollgate_core::reply::{Caller, Reply};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{AdmitRequest, DecisionAnswer};
 
@@ -89,10 +90,41 @@ pub fn decide(
     for charge in &plan.shadows {
         run(Decision::shadow(&plan, charge, set), set, now, stored, answer);
     }
-    run(Decision::new(plan, set), set, now, stored, answer);
+    let caller = Caller {
+        content_type: value_of(facts.header("content-type")),
+        origin: value_of(facts.header("origin")),
+        random: u32::MAX,
+        clock: u64::MAX,
+    };
+    let (decision, outcome) = run(Decision::new(plan, set), set, now, stored, answer);
+    let (standings, parts) = (decision.standings(set), decision.parts(&outcome, set));
+    let fields = match &outcome {
+        Outcome::Admit(_) => fields::of_admitted(&standings, set, || caller.clock),
+        Outcome::Reject(rejection) => {
+            let reply = Reply::new(rejection, &standings, set, &caller);
+            if !reply.body.is_empty() {
+                serde_json::from_str::<serde_json::Value>(&reply.body).expect("a problem document");
+            }
+            reply.headers
+        }
+    };
+    let legal = |value: &str| value.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    assert!(fields.iter().all(|(_, value)| legal(value)), "{fields:?}");
+    let possible = |(index, part): &(usize, Part)| set.policy(*index).is_some_and(|policy| part.can_be_of(policy));
+    assert!(parts.iter().all(possible), "{parts:?}");
 }
 
-fn run(mut decision: Decision, set: &PolicySet, now: Micros, stored: Option<&[u8]>, answer: Option<&DecisionAnswer>) {
+fn value_of(header: Header) -> Vec<u8> {
+    if let Header::One(value) = header { value } else { Vec::new() }
+}
+
+fn run(
+    mut decision: Decision,
+    set: &PolicySet,
+    now: Micros,
+    stored: Option<&[u8]>,
+    answer: Option<&DecisionAnswer>,
+) -> (Decision, Outcome) {
     for _ in 0..10_000 {
         match decision.step(set, now) {
             Step::Read(_) => decision.stored(stored.map(|bytes| (bytes, 1)), now),
@@ -106,12 +138,7 @@ fn run(mut decision: Decision, set: &PolicySet, now: Micros, stored: Option<&[u8
                     None => decision.failed(set),
                 }
             }
-            Step::Done(Outcome::Admit(_)) => return,
-            Step::Done(Outcome::Reject(rejection)) => {
-                let reply = Reply::new(&rejection, set);
-                serde_json::from_str::<serde_json::Value>(&reply.body).expect("a problem document");
-                return;
-            }
+            Step::Done(outcome) => return (decision, outcome),
         }
     }
     panic!("the decision does not end");
