@@ -371,7 +371,7 @@ fn slow_and_fast(cost: u64, keep_us: u64) -> [Value; 2] {
 async fn a_change_of_limit_brings_nothing_back_to_a_bucket_that_is_kept(store: Store) {
     let [slow, fast] = slow_and_fast(10, 300 * 24 * 3_600_000_000);
     assert!(is_admitted(&store.one(&[slow]).await));
-    assert!(is_admitted(&store.one(&[fast.clone()]).await));
+    assert!(is_admitted(&store.one(std::slice::from_ref(&fast)).await));
     // The bucket of the fast limit is full again now, and Redis keeps a bucket for a second more at the most.
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let [slow, _] = slow_and_fast(2, 300 * 24 * 3_600_000_000);
@@ -439,7 +439,7 @@ async fn a_bucket_in_redis_is_kept_as_long_as_it_is_to_be_kept_and_no_longer() {
     let mut connection = store.server().connect().await;
     let key = format!("tollgate:{{{:032x}}}:p:{:032x}", 1, 1);
     for charge in slow_and_fast(1, 7_000_000_000) {
-        assert!(is_admitted(&store.one(&[charge.clone()]).await));
+        assert!(is_admitted(&store.one(std::slice::from_ref(&charge)).await));
         let left: u64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.expect("a time to live");
         // The slow limit is full when its unit is back, in a month.
         let most = if charge["token_bucket"]["capacity"] == 1 { 7_001_000 } else { 30 * 24 * 3_600_000 + 1000 };
