@@ -1,7 +1,7 @@
 # `make` lists what there is. Each target is a script in tools/ that can be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test fuzz soak bench bench-endpoint lint fmt clean
+.PHONY: help setup build run test fuzz soak bench bench-policy bench-endpoint lint fmt clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ soak: ## Ten minutes of traffic, pushed policies and faults, and a million ident
 
 bench: ## Measures what the filter costs, beside Envoy without it
 	@tools/bench
+
+bench-policy: ## Measures how long a request's identities, route class, cost and keys take
+	@tools/bench-policy
 
 bench-endpoint: ## Measures the token endpoint: its speed, its memory, and twice what it can carry
 	@tools/bench-endpoint

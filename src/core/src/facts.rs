@@ -106,7 +106,7 @@ pub enum PeerName {
 
 impl Attribute {
     /// Adds what names this attribute to a digest.
-    fn digest(&self, digester: &mut Digester) {
+    fn digest(&self, digester: &mut Digester<'_>) {
         let (kind, names): (u8, &[String]) = match self {
             Self::Metadata { of, filter, path } => {
                 digester.part(filter.as_bytes());

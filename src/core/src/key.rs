@@ -28,8 +28,8 @@ impl HashKey {
 
     /// Starts a digest of one kind; digests of different kinds never meet.
     #[must_use]
-    pub fn digest(&self, kind: &str) -> Digester {
-        let mut digester = Digester(blake3::Hasher::new_keyed(&self.0));
+    pub fn digest(&self, kind: &str) -> Digester<'_> {
+        let mut digester = Digester { hash_key: self, parts: Vec::with_capacity(MOST_DIGESTS) };
         digester.part(kind.as_bytes());
         digester
     }
@@ -41,26 +41,32 @@ impl fmt::Debug for HashKey {
     }
 }
 
-/// Takes the parts of one digest.
-pub struct Digester(blake3::Hasher);
+/// The parts of almost every digest have room in so many bytes.
+const MOST_DIGESTS: usize = 256;
 
-impl Digester {
+/// Takes the parts of one digest. They are hashed at once: that is quicker than one by one, and less code.
+pub struct Digester<'a> {
+    hash_key: &'a HashKey,
+    parts: Vec<u8>,
+}
+
+impl Digester<'_> {
     /// Adds a part. Its length goes in before it, so parts cannot run together: ("ab", "c") is not ("a", "bc").
     pub fn part(&mut self, bytes: &[u8]) {
-        self.0.update(&[1]);
-        self.0.update(&(bytes.len() as u64).to_le_bytes());
-        self.0.update(bytes);
+        self.parts.push(1);
+        self.parts.extend((bytes.len() as u64).to_le_bytes());
+        self.parts.extend(bytes);
     }
 
     /// Adds a part that is not there, which is another thing than an empty one.
     pub fn absent(&mut self) {
-        self.0.update(&[0]);
+        self.parts.push(0);
     }
 
     /// The digest of all parts.
     #[must_use]
     pub fn finish(self) -> Digest {
-        let full = self.0.finalize();
+        let full = blake3::keyed_hash(&self.hash_key.0, &self.parts);
         let mut short = [0; Digest::LEN];
         for (to, from) in short.iter_mut().zip(full.as_bytes()) {
             *to = *from;
@@ -164,7 +170,8 @@ mod tests {
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn digest(secret: &str, parts: &[&str]) -> Digest {
-        let mut digester = HashKey::new(secret.as_bytes()).digest("test");
+        let hash_key = HashKey::new(secret.as_bytes());
+        let mut digester = hash_key.digest("test");
         for part in parts {
             digester.part(part.as_bytes());
         }
@@ -175,7 +182,8 @@ mod tests {
     fn parts_do_not_run_together() {
         assert_ne!(digest("k", &["ab", "c"]), digest("k", &["a", "bc"]));
         assert_ne!(digest("k", &["abc"]), digest("k", &["abc", ""]));
-        let (mut absent, mut empty) = (HashKey::new(b"k").digest("test"), HashKey::new(b"k").digest("test"));
+        let hash_key = HashKey::new(b"k");
+        let (mut absent, mut empty) = (hash_key.digest("test"), hash_key.digest("test"));
         absent.absent();
         empty.part(b"");
         assert_ne!(absent.finish(), empty.finish());

@@ -58,7 +58,7 @@ impl Value {
     }
 
     /// Adds the kind and the value to a digest.
-    pub(crate) fn digest(&self, digester: &mut Digester) {
+    pub(crate) fn digest(&self, digester: &mut Digester<'_>) {
         let kind = match self {
             Self::Text(_) => 0,
             Self::Address(_) => 1,

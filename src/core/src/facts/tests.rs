@@ -246,7 +246,8 @@ fn values_of_two_kinds_have_two_digests() {
     let digests: std::collections::BTreeSet<_> = values
         .iter()
         .map(|value| {
-            let mut digester = crate::key::HashKey::new(b"k").digest("test");
+            let hash_key = crate::key::HashKey::new(b"k");
+            let mut digester = hash_key.digest("test");
             value.digest(&mut digester);
             digester.finish()
         })

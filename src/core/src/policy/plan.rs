@@ -111,7 +111,8 @@ pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
     for (index, policy) in set.policies.iter().enumerate() {
         let mut applying = classes.iter().filter(|class| policy.applies_to(class.route));
         let Some(first) = applying.next() else { continue };
-        let Some((hash_key, earlier)) = set.hash_keys.split_first() else { continue };
+        let mut hash_keys = set.hash_keys.iter().enumerate();
+        let Some(hash_key) = hash_keys.next() else { continue };
         let refused = |reason| {
             let enforced = policy.enforce.applies_to(&caller.keys(policy, first.route, hash_key).0);
             Refusal { policy: index, reason, enforced }
@@ -158,11 +159,12 @@ pub(super) fn plan(set: &PolicySet, facts: &dyn Facts) -> Plan {
             continue;
         }
         plan.charges.push(one);
-        plan.charges.extend(earlier.iter().map(|hash_key| charge(first, cost, hash_key)));
+        plan.charges.extend(hash_keys.map(|hash_key| charge(first, cost, hash_key)));
         for class in applying.filter(|_| by_route) {
             let Some(left) = room.checked_sub(set.hash_keys.len()) else { break };
             room = left;
-            plan.charges.extend(set.hash_keys.iter().map(|hash_key| charge(class, class.cost(&facts), hash_key)));
+            let hash_keys = set.hash_keys.iter().enumerate();
+            plan.charges.extend(hash_keys.map(|hash_key| charge(class, class.cost(&facts), hash_key)));
         }
     }
     plan.cost_made_up = classes.iter().any(Classified::has_made_up_cost);
@@ -236,11 +238,19 @@ struct Caller<'a> {
     set: &'a PolicySet,
     facts: &'a dyn Facts,
     found: Vec<OnceCell<(IdentityResult, Option<Value>)>>,
+    /// The digests of all identities under the first hash key, then under the one before it.
+    digests: Vec<OnceCell<Digest>>,
 }
 
 impl<'a> Caller<'a> {
     fn new(set: &'a PolicySet, facts: &'a dyn Facts) -> Self {
-        Self { set, facts, found: set.identities.iter().map(|_| OnceCell::new()).collect() }
+        let digests = set.identities.len().saturating_mul(set.hash_keys.len());
+        Self {
+            set,
+            facts,
+            found: set.identities.iter().map(|_| OnceCell::new()).collect(),
+            digests: (0..digests).map(|_| OnceCell::new()).collect(),
+        }
     }
 
     /// What became of the identities that were looked for.
@@ -305,8 +315,15 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// The digests of a policy's bucket and of its group.
-    fn keys(&self, policy: &Policy, route: Route, hash_key: &HashKey) -> (Digest, Digest) {
+    /// The digest of an identity under one of the hash keys.
+    fn digest(&self, index: usize, which: usize, hash_key: &HashKey) -> Digest {
+        let digest = || identity_digest(self.set, index, self.value(index), hash_key);
+        let place = which.saturating_mul(self.set.identities.len()).saturating_add(index);
+        self.digests.get(place).map_or_else(digest, |known| *known.get_or_init(digest))
+    }
+
+    /// The digests of a policy's bucket and of its group, under one of the hash keys.
+    fn keys(&self, policy: &Policy, route: Route, (which, hash_key): (usize, &HashKey)) -> (Digest, Digest) {
         let mut key = hash_key.digest("key");
         key.part(policy.name.as_bytes());
         // What one algorithm has stored means nothing to another; the plan is left out, so that none is a second budget.
@@ -316,7 +333,7 @@ impl<'a> Caller<'a> {
             match part {
                 KeyPart::Route => key.part(self.set.route_name(route).as_bytes()),
                 KeyPart::Identity(index) => {
-                    let one = identity_digest(self.set, *index, self.value(*index), hash_key);
+                    let one = self.digest(*index, which, hash_key);
                     key.part(one.as_bytes());
                     group.get_or_insert(one);
                 }
