@@ -291,7 +291,8 @@ mod tests {
     }
 
     fn key(number: u32) -> Digest {
-        let mut digester = HashKey::new(b"test").digest("key");
+        let hash_key = HashKey::new(b"test");
+        let mut digester = hash_key.digest("key");
         digester.part(&number.to_le_bytes());
         digester.finish()
     }
@@ -431,7 +432,8 @@ mod tests {
         // Many policies, each with a newcomer to a set that is full.
         for policy in 0..500 {
             let mut set = SlotSet::decode(&bytes, NOW).unwrap();
-            let mut digester = HashKey::new(b"test").digest("overflow");
+            let hash_key = HashKey::new(b"test");
+            let mut digester = hash_key.digest("overflow");
             digester.part(&u32::to_le_bytes(policy));
             let seat = set.seat(key(policy), digester.finish(), &limit, NOW);
             if limit.check(&seat.balance, Tokens::ONE, NOW) == Verdict::Admit {

@@ -441,7 +441,7 @@ fn outcome(plan: &Plan, policies: &[PolicyLine]) -> String {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let readings = if self.routes.len() > 1 { " (servers may read the path in several ways)" } else { "" };
+        let readings = if self.routes.len() > 1 { " (it can be read in several ways)" } else { "" };
         let exempt = if self.exempt { ", exempt" } else { "" };
         writeln!(f, "  route class: {}{exempt}{readings}", self.routes.join(" and "))?;
         if let Some(cost) = &self.cost {

@@ -141,7 +141,7 @@ fn a_request_that_reads_several_ways_is_shown_with_the_buckets_of_all() {
     let of = |path: &str| explained(&["--path", path, "-H", "authorization: Bearer x", "-H", "x-rows: 3000"], &keys);
     let (text, json) = of("/v1/export/..;/reports/7");
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[1], "  route class: export and reports (servers may read the path in several ways)");
+    assert_eq!(lines[1], "  route class: export and reports (it can be read in several ways)");
     assert_eq!(lines[2], "  cost: 5 (the most that a route class of the request's asks for)");
     let guard = lines
         .iter()

@@ -292,7 +292,8 @@ mod tests {
     use tollgate_core::wire::Cost;
 
     fn charge(name: u64, cost: u64, capacity: u64) -> ChargeRequest {
-        let mut digest = HashKey::new(b"test").digest("key");
+        let hash_key = HashKey::new(b"test");
+        let mut digest = hash_key.digest("key");
         digest.part(&name.to_le_bytes());
         let key = digest.finish();
         let limit = TokenBucket {
