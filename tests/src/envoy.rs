@@ -31,7 +31,8 @@ pub struct EnvoyBuilder {
     twice: bool,
     /// HTTP filters in front of ours.
     before: Vec<Value>,
-    /// Fields of the connection manager, the virtual host and the filter chain that are to be otherwise.
+    /// Fields of the bootstrap, the connection manager, the virtual host and the filter chain that are to be otherwise.
+    rest: Value,
     manager: Value,
     virtual_host: Value,
     chain: Value,
@@ -56,6 +57,7 @@ impl EnvoyBuilder {
             stop_iteration: false,
             twice: false,
             before: Vec::new(),
+            rest: json!({}),
             manager: json!({}),
             virtual_host: json!({}),
             chain: json!({}),
@@ -107,6 +109,12 @@ impl EnvoyBuilder {
     /// Another HTTP filter in front of ours, behind those that were added before.
     pub fn filter_before(mut self, name: &str, config: Value) -> Self {
         self.before.push(json!({"name": name, "typed_config": config}));
+        self
+    }
+
+    /// Fields of the bootstrap that are to be there too.
+    pub fn bootstrap_fields(mut self, fields: Value) -> Self {
+        self.rest = fields;
         self
     }
 
@@ -211,11 +219,13 @@ impl EnvoyBuilder {
     fn bootstrap(&self) -> Value {
         let clusters = [("upstream", self.upstream), (self.cluster, self.endpoint)];
         let clusters = clusters.into_iter().filter_map(|(name, address)| Some(cluster(name, address?)));
-        json!({
+        let mut bootstrap = json!({
             "node": {"id": "test", "cluster": "test"},
             "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
             "static_resources": {"clusters": clusters.collect::<Vec<Value>>()},
-        })
+        });
+        set(&mut bootstrap, &self.rest);
+        bootstrap
     }
 
     fn filter(&self, policy: &Value) -> Value {

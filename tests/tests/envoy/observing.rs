@@ -119,3 +119,36 @@ async fn every_request_is_counted_once_by_route_class_and_once_by_policy() {
     }
     envoy.assert_sound();
 }
+
+#[tokio::test]
+async fn the_shipped_bootstrap_gives_the_metrics_labels() {
+    let demo = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../envoy/demo.yaml")).expect("the demo");
+    let demo: Value = serde_saphyr::from_str(&demo).expect("YAML");
+    let fields = json!({"stats_config": demo["stats_config"]});
+    let upstream = Upstream::start().await;
+    // Names may have dots, and be those of outcomes.
+    let mut policy = config(&[local("a.b", 2, NEVER), global("denied", 9, NEVER, json!("open"))]);
+    policy["routes"] = json!([{"name": "v1.allowed", "path": "/x"}]);
+    let mut envoy = EnvoyBuilder::new(policy, upstream.address).bootstrap_fields(fields).start().await;
+    let client = envoy.client();
+    burst(3, 1, |_| client.get_as("k")).await;
+    client.get("/x").await;
+    let page = envoy.admin("/stats/prometheus?usedonly").await;
+    for line in [
+        r#"tollgate_requests{outcome="failed_open",route="other"} 2"#,
+        r#"tollgate_requests{outcome="denied",route="other"} 1"#,
+        r#"tollgate_requests{outcome="denied",route="v1.allowed"} 1"#,
+        r#"tollgate_policy{outcome="allowed",policy="a.b"} 2"#,
+        r#"tollgate_policy{outcome="denied",policy="a.b"} 2"#,
+        r#"tollgate_policy{outcome="failed_open",policy="denied"} 2"#,
+        r#"tollgate_policy{outcome="not_charged",policy="denied"} 2"#,
+        r#"tollgate_identity{identity="credential",result="ok"} 3"#,
+        r#"tollgate_identity{identity="credential",result="missing"} 1"#,
+        r#"tollgate_failure{cause="no_host"} 2"#,
+        r#"tollgate_version{version="test"} 1"#,
+    ] {
+        let has = |of: &str| line.split(['{', '}', ',']).all(|part| of.contains(part.trim()));
+        assert!(page.lines().any(has), "{line} is not in\n{page}");
+    }
+    envoy.assert_sound();
+}
