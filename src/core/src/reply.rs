@@ -367,6 +367,7 @@ mod tests {
 
     #[test]
     fn jitter_only_lengthens_and_within_its_share() {
+        // F38
         let set = with_responses(r#"{"retry_after_jitter":"50%"}"#);
         let wait = |random| {
             let caller = Caller { random, ..Caller::default() };

@@ -28,6 +28,7 @@ fn chunked() -> Body {
 
 #[tokio::test]
 async fn a_rejected_body_never_reaches_the_upstream() {
+    // F56
     for stop_iteration in [false, true] {
         let (mut envoy, _endpoint, link, upstream) = slow_verdict(1, stop_iteration).await;
         let (http1, http2) = (envoy.client(), Client::http2(envoy.address));

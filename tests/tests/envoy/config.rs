@@ -6,6 +6,7 @@ use tollgate_tests::{EnvoyBuilder, NEVER, Upstream, burst, config, global, local
 
 #[tokio::test]
 async fn envoy_does_not_start_with_a_wrong_policy_and_the_log_says_why() {
+    // F69, F71
     let upstream = Upstream::start().await;
     let mut policy = config(&[local("guard", 5, NEVER), local("guard", 5, "5")]);
     policy["polices"] = json!([]);
@@ -40,6 +41,7 @@ async fn a_policy_is_the_same_as_json_and_as_a_struct() {
 
 #[tokio::test]
 async fn a_wrong_policy_that_is_pushed_is_refused_and_the_old_one_stays() {
+    // F71
     let (mut envoy, _endpoint, _upstream) =
         stack(config(&[local("guard", 5, NEVER), global("per-key", 3, NEVER, json!("closed"))])).await;
     assert_eq!(envoy.client().get_as("k").await.status, 200);

@@ -133,6 +133,7 @@ async fn no_credential_leaves_the_request() {
 
 #[tokio::test]
 async fn clients_that_leave_while_they_wait_take_nobody_with_them() {
+    // F54
     let upstream = Upstream::start().await;
     let endpoint = Endpoint::start("memory").await;
     let link = Link::to(endpoint.address, Duration::from_millis(30)).await;

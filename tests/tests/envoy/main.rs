@@ -12,6 +12,7 @@ mod language;
 mod observing;
 mod passages;
 mod reply;
+mod routes;
 
 use tollgate_tests::{Endpoint, Envoy, EnvoyBuilder, Reply, Upstream};
 

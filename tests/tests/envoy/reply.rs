@@ -8,6 +8,7 @@ use tollgate_tests::{Client, EnvoyBuilder, NEVER, Upstream, config, global, loca
 
 #[tokio::test]
 async fn a_denial_is_a_429_problem_that_no_cache_may_keep() {
+    // F63
     let (mut envoy, _endpoint, _upstream) = stack(config(&[global("per-key", 1, "1/10s", json!("closed"))])).await;
     let client = envoy.client();
     client.get_as("k").await;

@@ -77,6 +77,7 @@ fn load(client: &Client, seen: &Arc<Mutex<Vec<Seen>>>, start: Instant) -> tokio:
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_timeline_of_an_endpoint_that_hangs_dies_talks_nonsense_and_flaps() {
+    // F48
     let _alone = alone().await;
     let upstream = Upstream::start().await;
     let mut endpoint = Endpoint::start("memory").await;

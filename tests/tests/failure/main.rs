@@ -323,3 +323,73 @@ async fn a_store_that_does_not_answer_is_not_asked_by_every_request() {
     .await;
     envoy.assert_sound();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emergency_budget_is_one_for_the_proxy_and_is_kept_while_the_endpoint_flaps() {
+    // F51
+    let _alone = alone().await;
+    let upstream = Upstream::start().await;
+    let redis = Redis::start().await;
+    let mut endpoint = Endpoint::start(&redis.url()).await;
+    let mut policy = config(&[global("per-key", 20, NEVER, json!({"local": bucket(5, NEVER)}))]);
+    policy["endpoint"]["timeout"] = json!("50ms");
+    policy["endpoint"]["breaker"] = json!({"open_for": "100ms"});
+    let mut envoy = EnvoyBuilder::new(policy, upstream.address).endpoint(endpoint.address).workers(4).start().await;
+    // Each on a connection of its own, so that all workers have some.
+    let clients: Vec<_> = (0..16).map(|_| envoy.client()).collect();
+    let mut admitted = 0;
+    for _ in 0..4 {
+        for up in [true, false] {
+            if up {
+                endpoint.restart().await;
+            } else {
+                endpoint.process.kill();
+            }
+            let replies = burst(48, 4, |index| {
+                let client = &clients[index % clients.len()];
+                async move {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    client.get_as("k").await
+                }
+            })
+            .await;
+            assert!(replies.iter().all(|reply| matches!(reply.status, 200 | 429)));
+            admitted += replies.iter().filter(|reply| reply.status == 200).count();
+        }
+    }
+    assert_eq!(admitted, 20 + 5, "the budget and the emergency budget, once each");
+    assert_eq!(envoy.outcome("failed_local").await, 5);
+    envoy.assert_sound();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_comes_too_late_costs_its_units_once() {
+    // F58: the filter asks once for each request, so a call that fails is never made again.
+    let _alone = alone().await;
+    let upstream = Upstream::start().await;
+    let endpoint = Endpoint::start("memory").await;
+    let link = tollgate_tests::Link::to(endpoint.address, Duration::ZERO).await;
+    let mut policy = config(&[global("per-key", 20, NEVER, json!("open"))]);
+    policy["endpoint"]["timeout"] = json!("50ms");
+    let mut envoy = EnvoyBuilder::new(policy, upstream.address).endpoint(link.address).workers(1).start().await;
+    let client = envoy.client();
+    assert_eq!(client.get_as("k").await.status, 200);
+    link.set_delay(Duration::from_millis(80));
+    for _ in 0..4 {
+        assert_eq!(client.get_as("k").await.status, 200, "open");
+    }
+    assert_eq!(envoy.outcome("failed_open").await, 4);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    link.set_delay(Duration::ZERO);
+    let reply = eventually("the endpoint is asked again", async || {
+        let reply = client.get_as("k").await;
+        if reply.header("ratelimit").is_some() { Ok(reply) } else { Err("not yet") }
+    })
+    .await;
+    let left =
+        reply.header("ratelimit").and_then(|field| field.split("r=").nth(1)?.split(';').next()?.parse::<u64>().ok());
+    let decided = envoy.outcome("allowed").await;
+    let late = 20 - decided - left.expect("what is left");
+    assert!(late <= 4, "{late} units for four late answers");
+    envoy.assert_sound();
+}
