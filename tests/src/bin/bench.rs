@@ -29,12 +29,23 @@ async fn main() {
         policy["key"] = json!(["credential"]);
         policy
     };
-    let local = config(&[keyed(local("local", PLENTY, "1/s"))]);
+    let one_local = keyed(local("local", PLENTY, "1/s"));
+    let mut shadows = vec![one_local.clone()];
+    shadows.extend((0..10).map(|number| {
+        let mut shadow = keyed(local(&format!("shadow-{number}"), PLENTY, "1/s"));
+        shadow["enforce"] = json!("shadow");
+        shadow
+    }));
+    let mut silent = config(&[one_local.clone()]);
+    silent["responses"] = json!({"ratelimit_headers": "none"});
+    let (local, shadows) = (config(&[one_local]), config(&shadows));
     let exact = config(&[global("exact", PLENTY, "1/s", json!("closed"))]);
     let rows = [
         ("no filter", None, memory.address),
         ("filter, exempt route", Some(exempt), memory.address),
         ("one local policy", Some(local), memory.address),
+        ("the same, no fields", Some(silent), memory.address),
+        ("the same, ten in shadow", Some(shadows), memory.address),
         ("one exact policy, memory", Some(exact.clone()), memory.address),
         ("one exact policy, Redis", Some(exact), on_redis.address),
     ];

@@ -54,6 +54,36 @@ async fn a_policy_in_shadow_changes_no_outcome() {
 }
 
 #[tokio::test]
+async fn ten_policies_in_shadow_change_no_status_and_no_header() {
+    let enforced = || vec![local("e", 4, NEVER), global("g", 6, NEVER, json!("closed"))];
+    let mut with = enforced();
+    for number in 0..10 {
+        let name = format!("s{number}");
+        let policy = match number % 3 {
+            0 => local(&name, 1 + number, NEVER),
+            1 => global(&name, 1 + number, NEVER, json!("closed")),
+            _ => named(local(&name, 1, NEVER), "charge", json!("always")),
+        };
+        with.insert(number as usize % 3, named(policy, "enforce", json!("shadow")));
+    }
+    let mut seen = Vec::new();
+    for policies in [enforced(), with] {
+        let (mut envoy, _endpoint, _upstream) = stack(config(&policies)).await;
+        let client = envoy.client();
+        let mut replies = Vec::new();
+        for number in 0..10 {
+            let mut reply = client.get_as(&format!("caller {}", number % 2)).await;
+            reply.headers.remove("date");
+            reply.headers.remove("x-envoy-upstream-service-time");
+            replies.push((reply.status, reply.headers, reply.body));
+        }
+        seen.push(replies);
+        envoy.assert_sound();
+    }
+    assert_eq!(seen[0], seen[1]);
+}
+
+#[tokio::test]
 async fn a_policy_in_shadow_neither_blocks_nor_delays_when_the_endpoint_is_away() {
     // F74
     let upstream = Upstream::start().await;
