@@ -22,6 +22,7 @@ pub struct EnvoyBuilder {
     policy: Option<Value>,
     /// `None` answers by itself.
     upstream: Option<SocketAddr>,
+    upstream_http2: bool,
     endpoint: Option<SocketAddr>,
     cluster: &'static str,
     workers: u32,
@@ -50,6 +51,7 @@ impl EnvoyBuilder {
         Self {
             policy,
             upstream: None,
+            upstream_http2: false,
             endpoint: None,
             cluster: "tollgate",
             workers: 2,
@@ -97,6 +99,12 @@ impl EnvoyBuilder {
     /// The filter two times, one behind the other.
     pub fn twice(mut self) -> Self {
         self.twice = true;
+        self
+    }
+
+    /// The upstream speaks HTTP/2, as gRPC servers do.
+    pub fn http2_upstream(mut self) -> Self {
+        self.upstream_http2 = true;
         self
     }
 
@@ -217,8 +225,11 @@ impl EnvoyBuilder {
     }
 
     fn bootstrap(&self) -> Value {
-        let clusters = [("upstream", self.upstream), (self.cluster, self.endpoint)];
-        let clusters = clusters.into_iter().filter_map(|(name, address)| Some(cluster(name, address?)));
+        let clusters = [
+            ("upstream", self.upstream, self.upstream_http2),
+            (self.cluster, self.endpoint, self.cluster != "tollgate"),
+        ];
+        let clusters = clusters.into_iter().filter_map(|(name, address, http2)| Some(cluster(name, address?, http2)));
         let mut bootstrap = json!({
             "node": {"id": "test", "cluster": "test"},
             "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
@@ -347,14 +358,13 @@ impl Envoy {
     }
 }
 
-fn cluster(name: &str, address: SocketAddr) -> Value {
-    let http2 = json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+fn cluster(name: &str, address: SocketAddr, http2: bool) -> Value {
+    let options = json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
         "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {}},
     }});
-    let plain = matches!(name, "upstream" | "tollgate");
     json!({
-        "typed_extension_protocol_options": if plain { json!({}) } else { http2 },
+        "typed_extension_protocol_options": if http2 { options } else { json!({}) },
         "name": name, "type": "STATIC", "connect_timeout": "0.05s",
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {
             "socket_address": {"address": address.ip().to_string(), "port_value": address.port()}}}}]}]},

@@ -6,6 +6,7 @@ mod check;
 mod config;
 mod explain;
 mod fields;
+mod grpc;
 mod hostile;
 mod identity;
 mod language;
