@@ -2,7 +2,7 @@
 //! made for its tag extraction, which takes labels from between the dots.
 
 use crate::host::{self, Kind};
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use tollgate_core::decision::{Contention, Decision, FailCause, Outcome, Part};
 use tollgate_core::policy::{Enforcement, IdentityResult, OnMissing, Plan, Policy, PolicySet, Route};
 use tollgate_core::units::Micros;
@@ -227,9 +227,23 @@ fn counter(name: &str) -> Metric {
 /// `None` when the host would not define it: then nothing is counted, and nothing else is harmed.
 struct Metric(Option<u32>);
 
+thread_local! {
+    /// What this VM has defined, in the order of the names. The host keeps every definition for as long as the VM lives, and would make
+    /// another one for each configuration.
+    static DEFINED: RefCell<Vec<(String, u32)>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Metric {
     fn new(kind: Kind, name: &str) -> Self {
-        Self(host::define_metric(kind, &format!("tollgate.{name}")))
+        Self(DEFINED.with_borrow_mut(|defined| {
+            let place = match defined.binary_search_by(|(known, _)| known.as_str().cmp(name)) {
+                Ok(place) => return defined.get(place).map(|(_, id)| *id),
+                Err(place) => place,
+            };
+            let id = host::define_metric(kind, &format!("tollgate.{name}"))?;
+            defined.insert(place, (name.into(), id));
+            Some(id)
+        }))
     }
 
     fn increment(&self) {
