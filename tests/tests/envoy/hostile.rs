@@ -1,11 +1,19 @@
 //! What clients send who mean harm.
 
 use crate::{admitted, stack};
+use axum::body::Body;
+use axum::response::Response;
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use proptest::{collection, prop_oneof};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tollgate_tests::{Endpoint, EnvoyBuilder, Link, NEVER, Redis, Upstream, burst, config, global};
+use tollgate_tests::{Endpoint, EnvoyBuilder, FakeEndpoint, Link, NEVER, Redis, Upstream, burst, config, global};
 
 /// Sends bytes as they are, and gives the status of the reply.
 fn raw(address: SocketAddr, path: &[u8], headers: &[&[u8]]) -> u16 {
@@ -15,13 +23,19 @@ fn raw(address: SocketAddr, path: &[u8], headers: &[&[u8]]) -> u16 {
         request.extend_from_slice(b"\r\n");
     }
     request.extend_from_slice(b"\r\n");
-    let mut stream = TcpStream::connect(address).expect("a connection");
-    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
-    stream.write_all(&request).expect("a request");
-    let mut reply = Vec::new();
-    stream.read_to_end(&mut reply).expect("a reply");
+    let reply = exchange(address, &request);
     let status = reply.strip_prefix(b"HTTP/1.1 ").and_then(|rest| rest.get(..3)).expect("a status");
     String::from_utf8_lossy(status).parse().expect("a status")
+}
+
+/// All that comes back until the connection ends.
+fn exchange(address: SocketAddr, request: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    stream.write_all(request).expect("a request");
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).expect("a reply");
+    reply
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,6 +170,105 @@ async fn clients_that_leave_while_they_wait_take_nobody_with_them() {
     .await;
     assert_eq!(admitted(&replies), 600);
     assert!(envoy.count("client_left").await > 100, "they left while they waited");
+    assert_eq!(envoy.stat("http.proxy.downstream_rq_active").await, 0, "nothing hangs");
+    envoy.assert_sound();
+}
+
+/// One of what a strategy gives, the same ones in every run.
+fn one<T: std::fmt::Debug>(strategy: &impl Strategy<Value = T>, runner: &mut TestRunner) -> T {
+    strategy.new_tree(runner).expect("a value").current()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_headers_and_no_answers_whatever_they_are_harm_the_next_request() {
+    const HONEST: &str = r#"{"decisions":[{"admitted":[{"remaining":1}]}]}"#;
+    let answer = Arc::new(Mutex::new((200, HONEST.as_bytes().to_vec())));
+    let given = Arc::clone(&answer);
+    let fake = FakeEndpoint::start(move || {
+        let (status, body) = given.lock().expect("no panic").clone();
+        async move { Response::builder().status(status).body(Body::from(body)).expect("a response") }
+    })
+    .await;
+    let upstream = Upstream::start().await;
+    let mut policy = config(&[global("per-key", 9, NEVER, json!("closed"))]);
+    policy["endpoint"]["breaker"] = json!("none");
+    policy["endpoint"]["timeout"] = json!("100ms");
+    policy["identities"]["credential"]["sources"] = json!([
+        {"header": "authorization", "scheme": "Bearer"}, {"header": "x-api-key"}, {"cookie": "sid"}, {"query": "key"},
+        {"client_address": {"trusted_hops": 2}},
+    ]);
+    policy["routes"] = json!([
+        {"name": "a", "path": "/a/{x}/**", "headers": [{"name": "x-mode", "prefix": "b"}]},
+        {"name": "rows", "host": "*.example.com", "cost": {"from": {"header": "x-rows"}, "per": 10, "max": 9}},
+    ]);
+    policy["responses"] = json!({"legacy_headers": "epoch", "cors_origins": ["*"], "retry_after_jitter": "10%"});
+    // Envoy closes at once, and not a second later.
+    let builder = EnvoyBuilder::new(policy, upstream.address).manager(json!({"delayed_close_timeout": "0s"}));
+    let mut envoy = builder.endpoint(fake.address).start().await;
+
+    let names = [
+        "authorization",
+        "x-api-key",
+        "cookie",
+        "x-forwarded-for",
+        "x-mode",
+        "x-rows",
+        "content-type",
+        "origin",
+        "te",
+        "access-control-request-method",
+        "accept",
+        "cache-control",
+        "x-answer-cache-control",
+        "x-answer-ratelimit",
+    ];
+    let bytes = |range| collection::vec(prop_oneof![4 => 0x20_u8..0x7f, 1 => 0x80_u8..=0xff], range);
+    let values = prop_oneof![
+        bytes(0..40),
+        Just(b"Bearer a,b".to_vec()),
+        Just(b"application/grpc".to_vec()),
+        Just(b"sid=\"a\"; sid=%00; =;;".to_vec()),
+        Just(b"::ffff:1.2.3.4, [fe80::1%eth0]:99, 999.1.1.1".to_vec()),
+        Just(b"18446744073709551616".to_vec()),
+    ];
+    // Seldom what Envoy refuses by itself.
+    let paths = prop_oneof![8 => "[a-z0-9/%.;?=&]{0,30}".prop_map(String::into_bytes), 1 => bytes(0..30)];
+    let headers = collection::vec((select(names.to_vec()), values), 0..8);
+    let requests = (select(vec!["GET", "HEAD", "POST", "OPTIONS"]), paths, headers);
+    let statuses = select(vec![200_u16, 200, 200, 200, 200, 200, 302, 404, 429, 500, 503, 504]);
+    let bodies = prop_oneof![
+        1 => bytes(0..60),
+        2 => Just(HONEST.as_bytes().to_vec()),
+        1 => (0..HONEST.len()).prop_map(|end| HONEST.as_bytes()[..end].to_vec()),
+        1 => (0..HONEST.len(), any::<u8>()).prop_map(|(at, byte)| {
+            let mut text = HONEST.as_bytes().to_vec();
+            text[at] = byte;
+            text
+        }),
+    ];
+    let mut runner = TestRunner::deterministic();
+    let client = envoy.client();
+    for round in 0..1000 {
+        let (method, path, headers) = one(&requests, &mut runner);
+        *answer.lock().expect("no panic") = (one(&statuses, &mut runner), one(&bodies, &mut runner));
+        let path: Vec<u8> = path.into_iter().filter(|byte| !byte.is_ascii_whitespace()).collect();
+        let mut request = [method.as_bytes(), b" /", &path, b" HTTP/1.1\r\nhost: a.example.com\r\n"].concat();
+        for (name, value) in &headers {
+            request.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
+        }
+        request.extend(b"connection: close\r\n\r\n");
+        let reply = exchange(envoy.address, &request);
+        let status = reply.strip_prefix(b"HTTP/1.1 ").and_then(|rest| rest.get(..3)).unwrap_or_default();
+        let shown = || format!("round {round}: {}", String::from_utf8_lossy(&request));
+        let known = [&b"200"[..], b"400", b"404", b"429", b"503"];
+        assert!(known.contains(&status), "{}\n{}", shown(), String::from_utf8_lossy(&reply));
+        if round % 50 == 0 {
+            *answer.lock().expect("no panic") = (200, HONEST.as_bytes().to_vec());
+            assert_eq!(client.get_as("honest").await.status, 200, "after {}", shown());
+        }
+    }
+    let seen = (envoy.outcome("allowed").await, envoy.count("failure.bad_answer").await);
+    assert!(seen.0 > 100 && seen.1 > 100, "admitted, and failed by the answer: {seen:?}");
     assert_eq!(envoy.stat("http.proxy.downstream_rq_active").await, 0, "nothing hangs");
     envoy.assert_sound();
 }
