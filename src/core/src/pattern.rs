@@ -10,7 +10,7 @@ use core::fmt;
 const MAX_PLACES: usize = 1024;
 
 /// The most characters of a pattern.
-const MAX_TEXT: usize = 512;
+pub const MAX_TEXT: usize = 512;
 
 /// The most groups within each other.
 const MAX_DEPTH: usize = 16;

@@ -1,5 +1,6 @@
 //! The policy: what a configuration means once it has been read and found right.
 
+pub mod bounds;
 mod budget;
 mod cost;
 mod identity;

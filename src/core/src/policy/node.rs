@@ -1,5 +1,6 @@
 //! Reading a [`Tree`] with its path at hand, so that every error says where, and all are shown at once.
 
+use super::bounds::MAX_NAME;
 use crate::tree::Tree;
 use crate::units::{DURATION_UNITS, Micros};
 use core::cell::RefCell;
@@ -327,7 +328,8 @@ pub(super) const NAME_RULE: &str = "must be 1 to 64 letters, digits, '_', '-' or
 /// Whether a text can name a policy or a route class: 1 to 64 letters, digits, `_`, `-` or `.`.
 #[must_use]
 pub fn is_name(text: &str) -> bool {
-    (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'))
+    (1..=MAX_NAME).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'))
 }
 
 /// Says that a name is not known, and which was probably meant.

@@ -6,16 +6,16 @@ mod limit;
 mod responses;
 mod route;
 
+use super::bounds::{
+    MAX_BREAKER_TIME, MAX_FAILURES, MAX_HEADER_NAME, MAX_IN_FLIGHT, MAX_POLICIES, MIN_SECRET, MIN_SPAN,
+};
 use super::node::{Fields, Issues, Node, PolicyErrors};
 use super::{AuthToken, Endpoint, MAX_TIMEOUT, PolicySet, Responses};
 use crate::breaker::Breaker;
 use crate::key::HashKey;
 use crate::tree::Tree;
 use crate::units::Micros;
-use budget::{MAX_POLICIES, Names};
-
-/// Fewer bytes than this can be guessed.
-const MIN_SECRET: usize = 16;
+use budget::Names;
 
 /// A request that waits longer than this for its verdict is hardly worth waiting for.
 const LONG_TIMEOUT: Micros = Micros::from_secs(1);
@@ -152,15 +152,14 @@ fn endpoint(node: &Node<'_>, env: Env<'_>) -> Option<Endpoint> {
     let cluster = fields
         .required("cluster", "the name of an Envoy cluster")
         .and_then(|node| node.filled_text().map(String::from));
-    // Envoy takes a timeout under 1 ms for none at all.
     let timeout = fields.get("timeout").map_or(Some(Micros::from_millis(50)), |node| {
-        let timeout = node.duration(Micros::from_millis(1), MAX_TIMEOUT)?;
+        let timeout = node.duration(MIN_SPAN, MAX_TIMEOUT)?;
         if timeout > LONG_TIMEOUT {
             node.warn(format!("a request waits up to {timeout} before the fail mode applies: 50ms is usual"));
         }
         Some(timeout)
     });
-    let max_in_flight = fields.get("max_in_flight").map_or(Some(256), |node| node.whole(1, 65_536));
+    let max_in_flight = fields.get("max_in_flight").map_or(Some(256), |node| node.whole(1, MAX_IN_FLIGHT));
     let auth_token = fields.optional("auth_token", |node| auth_token(node, env));
     let breaker = fields.get("breaker").map_or(Some(Some(Breaker::default())), |node| breaker(&node));
     Some(Endpoint {
@@ -174,18 +173,17 @@ fn endpoint(node: &Node<'_>, env: Env<'_>) -> Option<Endpoint> {
 
 /// `none`, or `{failures: 5, within: 10s, open_for: 2s}`.
 fn breaker(node: &Node<'_>) -> Option<Option<Breaker>> {
-    const LONGEST: Micros = Micros::from_secs(3_600);
     if node.as_word().is_some() {
         return node.word(&[("none", None)]);
     }
     let fields = node.fields(&["failures", "within", "open_for"])?;
     let usual = Breaker::default();
     let time = |name: &str, usual: Micros| {
-        fields.get(name).map_or(Some(usual), |node| node.duration(Micros::from_millis(1), LONGEST))
+        fields.get(name).map_or(Some(usual), |node| node.duration(MIN_SPAN, MAX_BREAKER_TIME))
     };
     let failures = fields
         .get("failures")
-        .map_or(Some(usual.failures), |node| node.whole(1, 1_000_000).and_then(|count| u32::try_from(count).ok()));
+        .map_or(Some(usual.failures), |node| node.whole(1, MAX_FAILURES).and_then(|count| u32::try_from(count).ok()));
     let (within, open_for) = (time("within", usual.within), time("open_for", usual.open_for));
     Some(Some(Breaker { failures: failures?, within: within?, open_for: open_for? }))
 }
@@ -223,7 +221,7 @@ fn all<T: PartialEq>(list: &[Node<'_>], read: impl Fn(&Node<'_>) -> Option<T>) -
 fn header_name(node: &Node<'_>) -> Option<String> {
     let name = node.text()?;
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
-    if name.is_empty() || name.len() > 256 || !name.bytes().all(token) {
+    if name.is_empty() || name.len() > MAX_HEADER_NAME || !name.bytes().all(token) {
         return node.refuse(format!("{name:?} is not a header name"));
     }
     Some(name.to_ascii_lowercase())

@@ -3,9 +3,9 @@
 use super::all;
 use super::identity::source;
 use super::limit::{EXAMPLE, allowance, token_bucket_limit};
-use super::route::MAX_ROUTES;
 use crate::key::HashKey;
 use crate::limit::{Gcra, Limit, TokenBucket};
+use crate::policy::bounds::{MAX_PLANS, MAX_POLICIES, MAX_ROUTES};
 use crate::policy::budget::overflow;
 use crate::policy::node::{Fields, Node, unknown};
 use crate::policy::{
@@ -13,9 +13,6 @@ use crate::policy::{
     Sharing,
 };
 use crate::units::Tokens;
-
-pub(super) const MAX_POLICIES: usize = 64;
-const MAX_PLANS: usize = 64;
 
 /// What the policies may refer to.
 pub(super) struct Names<'a> {

@@ -4,13 +4,8 @@ use super::{header_name, without_repeats};
 use crate::facts::{Attribute, MetadataOf, PeerName, Source};
 use crate::pattern::Pattern;
 use crate::policy::Identity;
+use crate::policy::bounds::{MAX_IDENTITIES, MAX_PATH, MAX_SOURCES, MAX_TRUSTED_HOPS};
 use crate::policy::node::{NAME_RULE, Node, is_name};
-
-const MAX_IDENTITIES: usize = 32;
-const MAX_SOURCES: usize = 16;
-
-/// The most names that lead to a value in metadata.
-const MAX_PATH: usize = 16;
 
 pub(super) fn identities(node: &Node<'_>) -> Vec<Identity> {
     let entries = node.entries().unwrap_or_default();
@@ -138,7 +133,7 @@ fn header(node: &Node<'_>, value: &Node<'_>) -> Option<Source> {
 
 fn client_address(node: &Node<'_>) -> Option<Source> {
     let fields = node.fields(&["trusted_hops", "ipv6_prefix"])?;
-    let trusted_hops = fields.get("trusted_hops").map_or(Some(0), |node| node.whole(0, 16));
+    let trusted_hops = fields.get("trusted_hops").map_or(Some(0), |node| node.whole(0, MAX_TRUSTED_HOPS));
     let ipv6_prefix = fields.get("ipv6_prefix").map_or(Some(64), |node| node.whole(1, 128));
     Some(Source::ClientAddress {
         trusted_hops: u8::try_from(trusted_hops?).ok()?,

@@ -5,6 +5,7 @@ use crate::limit::{
     ZoneName,
 };
 use crate::policy::Allowance;
+use crate::policy::bounds::MIN_SPAN;
 use crate::policy::node::{Fields, Node, unknown};
 use crate::units::{MAX_PERIOD, MAX_TOKENS, Micros, RefillRate, Tokens};
 
@@ -108,7 +109,7 @@ fn calendar_unit(node: &Node<'_>) -> Option<CalendarUnit> {
 }
 
 fn span(node: &Node<'_>) -> Option<Micros> {
-    node.duration(Micros::from_millis(1), Micros::new(MAX_PERIOD))
+    node.duration(MIN_SPAN, Micros::new(MAX_PERIOD))
 }
 
 fn capacity(fields: &Fields<'_>, most: u64) -> Option<Tokens> {

@@ -1,11 +1,9 @@
 //! What callers are told.
 
 use super::without_repeats;
+use crate::policy::bounds::MAX_ORIGINS;
 use crate::policy::node::Node;
 use crate::policy::responses::{FieldsVersion, LegacyReset, Responses};
-
-/// More than any site has.
-const MAX_ORIGINS: usize = 64;
 
 pub(super) fn responses(node: &Node<'_>) -> Option<Responses> {
     let fields = node.fields(&[

@@ -5,12 +5,11 @@ use super::limit::tokens;
 use super::{all, header_name};
 use crate::facts::MetadataOf;
 use crate::path::Template;
+use crate::policy::bounds::{MAX_HEADERS, MAX_METHODS, MAX_ROUTES};
 use crate::policy::node::Node;
 use crate::policy::{CostRule, HeaderMatch, HostPattern, Measure, RouteClass, ValueMatch};
 use crate::units::{MAX_TOKENS, Tokens};
 use core::num::NonZeroU64;
-
-pub(super) const MAX_ROUTES: usize = 1024;
 
 const FIELDS: &[&str] = &["name", "methods", "host", "path", "headers", "envoy_route", "exempt", "cost"];
 
@@ -49,10 +48,10 @@ fn route(node: &Node<'_>, earlier: &[RouteClass]) -> Option<(RouteClass, bool)> 
         }
         Some(name)
     });
-    let methods = fields.optional("methods", |node| all(&node.filled_list(32)?, method));
+    let methods = fields.optional("methods", |node| all(&node.filled_list(MAX_METHODS)?, method));
     let host = fields.optional("host", |node| parsed(node, HostPattern::new));
     let path = fields.optional("path", |node| parsed(node, Template::new));
-    let headers = fields.optional("headers", |node| all(&node.filled_list(16)?, header));
+    let headers = fields.optional("headers", |node| all(&node.filled_list(MAX_HEADERS)?, header));
     let envoy_route = fields.optional("envoy_route", |node| node.filled_text().map(String::from));
     let exempt = fields.get("exempt").and_then(|node| node.boolean());
     let cost = fields.get("cost").and_then(|node| cost(&node));
