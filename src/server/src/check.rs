@@ -5,7 +5,7 @@ mod find;
 pub mod meaning;
 pub mod report;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 use self::deployment::Variables;
 use self::find::{Document, Finder, Found, LOOKED_FOR};

@@ -12,6 +12,7 @@ mod metrics;
 mod openapi;
 mod readiness;
 mod refusal;
+mod schema;
 mod serve;
 mod settings;
 mod store;
@@ -22,6 +23,7 @@ use api::Endpoint;
 use check::CheckArgs;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use explain::ExplainArgs;
+use schema::SchemaArgs;
 use settings::{Secrets, ServeArgs, Settings};
 use std::process::ExitCode;
 use traces::Traces;
@@ -42,6 +44,8 @@ enum Command {
     Check(CheckArgs),
     /// Say what a policy makes of one request, and why.
     Explain(Box<ExplainArgs>),
+    /// Print a JSON Schema, for editors: of a policy, or of a file that holds one.
+    Schema(SchemaArgs),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
     match Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Schema(args) => schema::run(&args),
         Command::Serve(args) => {
             let matches = matches.subcommand().map_or(&matches, |(_, matches)| matches);
             match Settings::resolve(*args, matches, Secrets::from_env()) {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::schema::{self, Kind};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 
@@ -16,22 +17,22 @@ fn said(name: &str, text: &str) -> String {
     report(name, text).text(&Renderer::plain())
 }
 
-fn repository() -> PathBuf {
+pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
 }
 
-fn read_file(path: &str) -> String {
+pub fn read_file(path: &str) -> String {
     std::fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// The fenced blocks of a language in a Markdown text.
-fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
+pub fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("```{language}\n");
     text.split(fence.as_str()).skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
 /// Every file below a folder.
-fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+pub fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         if path.is_dir() { files(&path, found) } else { found.push(path) }
@@ -152,7 +153,7 @@ typed_config:
 }
 
 /// The demo with something in it replaced.
-fn demo_with(changes: &[(&str, &str)]) -> String {
+pub fn demo_with(changes: &[(&str, &str)]) -> String {
     let mut text = read_file("envoy/demo.yaml");
     for (from, to) in changes {
         assert!(text.contains(from), "{from} is not in the demo");
@@ -199,7 +200,7 @@ const POLICY: &str = "{hash_key: {env: KEY}, identities: {client: {sources: [{cl
                       scope: local, key: [client], limit: {token_bucket: {capacity: 100, refill: 50/s}}}]}";
 
 /// Files of every kind around one policy, with and without what the filter needs from them.
-fn kinds() -> Vec<(&'static str, String)> {
+pub fn kinds() -> Vec<(&'static str, String)> {
     let json = only_json(POLICY);
     let wasm = "\"@type\": type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm";
     let plugin = |configuration: &str| {
@@ -325,8 +326,8 @@ fn programs_get_the_same_as_people() {
     insta::assert_snapshot!(format!("{json:#}"));
 }
 
-/// `docs/mistakes.md`: in its first block a policy that is right; in its tables what is written in place of what, and
-/// the message. With `UPDATE_DOCS=1` the messages are written anew.
+/// `docs/mistakes.md`: in its first block a policy that is right; in its tables what is written in place of what, the
+/// message, and whether the JSON Schema refuses it too. With `UPDATE_DOCS=1` the messages are written anew.
 #[test]
 fn the_table_of_mistakes_is_what_is_said() {
     let path = "docs/mistakes.md";
@@ -340,7 +341,7 @@ fn the_table_of_mistakes_is_what_is_said() {
         .map(|line| {
             is_around |= line == "## Around it";
             let cells: Vec<&str> = line.split(" | ").collect();
-            let [from, to, _] = cells.as_slice() else { return line.into() };
+            let [from, to, ..] = cells.as_slice() else { return line.into() };
             if !line.starts_with("| `") {
                 return line.into();
             }
@@ -348,14 +349,17 @@ fn the_table_of_mistakes_is_what_is_said() {
             let (from_code, to_code) = (code(from.trim_start_matches("| ")), code(to));
             let base = if is_around { demo.as_str() } else { policy };
             assert!(base.contains(&from_code), "{from_code:?} is not there to be replaced");
-            let report = report("file.yaml", &base.replacen(&from_code, &to_code, 1));
+            let wrong = base.replacen(&from_code, &to_code, 1);
+            let report = report("file.yaml", &wrong);
             assert!(!report.findings.is_empty(), "{to_code:?} is no mistake");
             let message = |finding: &Finding| match finding.path.as_str() {
                 "" => finding.message.clone(),
                 path => format!("{path}: {}", finding.message),
             };
             let messages: Vec<String> = report.findings.iter().map(message).collect();
-            format!("{from} | {to} | {} |", messages.join("<br>").replace('|', "\\|"))
+            let kind = if is_around { Kind::Envoy } else { Kind::Policy };
+            let editor = if schema::tests::is_valid(kind, &only_json(&wrong)) { "" } else { "yes" };
+            format!("{from} | {to} | {} | {editor} |", messages.join("<br>").replace('|', "\\|"))
         })
         .collect();
     let updated = updated.join("\n") + "\n";
