@@ -20,7 +20,7 @@ run: ## Runs Envoy, the filter and the token endpoint until Ctrl-C (PORT=10000 S
 test: ## Runs every test; the last line is the sum
 	@tools/test
 
-fuzz: ## Looks for input that breaks something (FUZZ_SECONDS=60, for each of six targets)
+fuzz: ## Looks for input that breaks something (FUZZ_SECONDS=60, for each of seven targets)
 	@tools/fuzz
 
 soak: ## Ten minutes of traffic, pushed policies and faults, and a million identities (SOAK_SECONDS=600)

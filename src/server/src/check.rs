@@ -157,9 +157,13 @@ pub fn check(source: &Source, env: &dyn Fn(&str) -> Option<String>) -> FileRepor
         version: held.set.version.clone(),
         policies: meaning::of_set(&held.set),
         routes: meaning::of_routes(&held.set),
-        notes: held.unset.iter().map(|name| format!("{name} is not set here, and taken to be right")).collect(),
+        notes: meaning::of_the_rest(&held.set).into_iter().chain(held.unset.iter().map(unset)).collect(),
     });
     FileReport { policies: policies.collect(), ..report }
+}
+
+fn unset(name: &String) -> String {
+    format!("{name} is not set here, and taken to be right")
 }
 
 /// What is wrong in a file, and the configurations in it that are right.

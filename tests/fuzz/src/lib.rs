@@ -6,6 +6,17 @@
 #[rustfmt::skip]
 pub mod admit;
 
+// And what reads files: `tollgate check`, with all that it needs.
+#[path = "../../../src/server/src/calendar.rs"]
+#[rustfmt::skip]
+pub mod calendar;
+#[path = "../../../src/server/src/check.rs"]
+#[rustfmt::skip]
+pub mod check;
+#[path = "../../../src/server/src/document.rs"]
+#[rustfmt::skip]
+pub mod document;
+
 use std::sync::LazyLock;
 use tollgate_core::decision::{Decision, Outcome, Part, Step};
 use tollgate_core::facts::{Attribute, Facts, Header};

@@ -1,11 +1,12 @@
 //! What a policy means, in plain words.
 
 use crate::check::report::Meaning;
+use tollgate_core::breaker::Breaker;
 use tollgate_core::facts::{Attribute, MetadataOf, PeerName, Source};
 use tollgate_core::limit::{CalendarUnit, FixedWindow, Limit, Window};
 use tollgate_core::policy::{
-    Allowance, CostRule, Enforcement, FailMode, Identity, KeyPart, Measure, OnMissing, PlanBy, Plans, Policy,
-    PolicySet, RouteClass, Scope, Sharing,
+    Allowance, CostRule, Enforcement, FailMode, FieldsVersion, Identity, KeyPart, Measure, OnMissing, PlanBy, Plans,
+    Policy, PolicySet, Responses, RouteClass, Scope, Sharing,
 };
 use tollgate_core::units::{Micros, RefillRate};
 
@@ -19,6 +20,53 @@ pub fn of_routes(set: &PolicySet) -> Vec<String> {
     let special =
         |class: &&RouteClass| class.exempt || !matches!(class.cost, CostRule::Fixed(cost) if cost.count() == 1);
     set.routes().iter().filter(special).map(of_route).collect()
+}
+
+/// What is not as usual with the breaker, the log, and what callers are told.
+pub fn of_the_rest(set: &PolicySet) -> Vec<String> {
+    let mut lines = Vec::new();
+    let breaker = set.endpoint.as_ref().map(|endpoint| endpoint.breaker);
+    match breaker.filter(|breaker| *breaker != Some(Breaker::default())) {
+        Some(Some(Breaker { failures, within, open_for })) => lines.push(format!(
+            "after {failures} failed calls within {within} the endpoint is not asked for {open_for}, in each Envoy"
+        )),
+        Some(None) => lines.push("the endpoint is asked however often calls to it fail".into()),
+        None => {}
+    }
+    let usual = Responses::default();
+    let told = &set.responses;
+    let fields = match (told.ratelimit, told.legacy) {
+        (Some(FieldsVersion::Draft11), None) => None,
+        (Some(FieldsVersion::Draft11), Some(_)) => Some("in RateLimit and X-RateLimit headers"),
+        (None, Some(_)) => Some("in X-RateLimit headers"),
+        (None, None) => Some("in no header but Retry-After"),
+    };
+    let whom = (!told.on_admitted).then_some("only when they are rejected");
+    if fields.is_some() || whom.is_some() {
+        let how: Vec<&str> = fields.into_iter().chain(whom).collect();
+        lines.push(format!("callers are told what is left {}", how.join(", ")));
+    }
+    if told.replace_upstream != usual.replace_upstream {
+        lines.push("such headers of the upstream stay".into());
+    }
+    if told.retry_after_jitter > 0 {
+        lines.push(format!("Retry-After is up to {} % longer than the wait", told.retry_after_jitter));
+    }
+    if told.grpc_status != usual.grpc_status {
+        lines.push("gRPC callers get UNAVAILABLE".into());
+    }
+    if told.exempt_preflight != usual.exempt_preflight {
+        lines.push("CORS preflights are limited as other requests are".into());
+    }
+    if !told.cors_origins.is_empty() {
+        lines.push(format!("pages of {} may read a rejection", told.cors_origins.join(", ")));
+    }
+    match set.logged_rejections {
+        100 => {}
+        0 => lines.push("no rejection is logged".into()),
+        share => lines.push(format!("{share} % of the rejections are logged, at most one a second and worker")),
+    }
+    lines
 }
 
 fn of_route(class: &RouteClass) -> String {

@@ -104,6 +104,18 @@ fn every_limit_in_words() {
 }
 
 #[test]
+fn what_callers_are_told_in_words() {
+    insta::assert_snapshot!(said(
+        "policy.yaml",
+        "endpoint: {cluster: tollgate, breaker: {failures: 3, open_for: 500ms}}\n\
+         policies: [{name: all, scope: global, limit: deny, on_failure: closed}]\n\
+         responses: {legacy_headers: epoch, headers_on: rejections, upstream_headers: keep, retry_after_jitter: 10%, \
+         grpc_status: unavailable, preflight: limited, cors_origins: [\"https://app.example\", \"*\"]}\n\
+         logs: {rejections: 10%}\n"
+    ));
+}
+
+#[test]
 fn mistakes_are_shown_where_they_are() {
     let text = "\
 version: 010
