@@ -7,15 +7,14 @@
 pub mod admit;
 
 // And what reads files: `tollgate check`, with all that it needs.
-#[path = "../../../src/server/src/calendar.rs"]
+#[path = "../../../src/server/src"]
 #[rustfmt::skip]
-pub mod calendar;
-#[path = "../../../src/server/src/check.rs"]
-#[rustfmt::skip]
-pub mod check;
-#[path = "../../../src/server/src/document.rs"]
-#[rustfmt::skip]
-pub mod document;
+mod server {
+    pub mod calendar;
+    pub mod check;
+    pub mod document;
+}
+pub use server::{calendar, check, document};
 
 use std::sync::LazyLock;
 use tollgate_core::decision::{Decision, Outcome, Part, Step};

@@ -2,7 +2,7 @@
 
 use crate::admitted;
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tollgate_tests::{EnvoyBuilder, HASH_KEY, NEVER, Upstream, burst, config, local, tool};
 
@@ -125,4 +125,69 @@ async fn the_capabilities_that_check_asks_for_are_enough() {
     let client = envoy.client();
     assert_eq!(admitted(&burst(5, 1, |_| client.get_as("k")).await), 2);
     envoy.assert_sound();
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Every file below a folder.
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() { files(&path, found) } else { found.push(path) }
+    }
+}
+
+/// The demo with another policy.
+fn demo_holding(policy: &str) -> String {
+    let demo = demo_with("", "");
+    let (before, rest) = demo.split_once("                          value:\n").expect("a policy");
+    let (_, after) = rest.split_once("                  - name: envoy.filters.http.router").expect("a router");
+    let policy: String = policy.lines().map(|line| format!("{:28}{line}\n", "")).collect();
+    format!("{before}                          value:\n{policy}                  - name: envoy.filters.http.router{after}")
+}
+
+#[test]
+fn every_example_passes_check_and_is_accepted_by_envoy() {
+    let mut found = Vec::new();
+    files(&repository().join("envoy"), &mut found);
+    let (mut checked, mut accepted_files) = (0, 0);
+    for path in found.iter().filter(|path| path.extension().is_some_and(|extension| extension == "yaml")) {
+        let text = std::fs::read_to_string(path).expect("text");
+        if !text.contains("policies:") {
+            continue;
+        }
+        let check = run(Command::new(tool("TOLLGATE_BIN")).args(["check", "--deny-warnings"]).arg(path));
+        assert!(check.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&check.stdout));
+        checked += 1;
+        if text.lines().any(|line| line.starts_with("static_resources:")) {
+            let module = tool("TOLLGATE_WASM");
+            let (accepted, log, _) = both(&text.replace("build/tollgate_filter.wasm", &module.display().to_string()));
+            assert!(accepted, "{}: {log}", path.display());
+            accepted_files += 1;
+        }
+    }
+    assert!(checked > 0 && accepted_files > 0);
+}
+
+#[test]
+fn every_policy_in_the_documentation_passes_check_and_is_accepted_by_envoy() {
+    let mut found = vec![repository().join("README.md")];
+    files(&repository().join("docs"), &mut found);
+    let mut policies = vec![
+        std::fs::read_to_string(repository().join("tests/fuzz/corpus/policy/everything.json")).expect("text"),
+    ];
+    for path in found.iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
+        let text = std::fs::read_to_string(path).expect("text");
+        let blocks = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        policies.extend(blocks.filter(|block| block.contains("policies:")).map(String::from));
+    }
+    assert!(policies.len() > 2, "{}", policies.len());
+    for (index, policy) in policies.iter().enumerate() {
+        let (accepted, log, findings) = both(&demo_holding(policy));
+        assert!(accepted, "{policy}\n{log}");
+        // The one with everything also has what is hardly meant.
+        assert!(index == 0 || findings == json!([]), "{policy}\n{findings:#}");
+    }
 }
