@@ -145,7 +145,9 @@ fn demo_holding(policy: &str) -> String {
     let (before, rest) = demo.split_once("                          value:\n").expect("a policy");
     let (_, after) = rest.split_once("                  - name: envoy.filters.http.router").expect("a router");
     let policy: String = policy.lines().map(|line| format!("{:28}{line}\n", "")).collect();
-    format!("{before}                          value:\n{policy}                  - name: envoy.filters.http.router{after}")
+    format!(
+        "{before}                          value:\n{policy}                  - name: envoy.filters.http.router{after}"
+    )
 }
 
 #[test]
@@ -175,9 +177,8 @@ fn every_example_passes_check_and_is_accepted_by_envoy() {
 fn every_policy_in_the_documentation_passes_check_and_is_accepted_by_envoy() {
     let mut found = vec![repository().join("README.md")];
     files(&repository().join("docs"), &mut found);
-    let mut policies = vec![
-        std::fs::read_to_string(repository().join("tests/fuzz/corpus/policy/everything.json")).expect("text"),
-    ];
+    let mut policies =
+        vec![std::fs::read_to_string(repository().join("tests/fuzz/corpus/policy/everything.json")).expect("text")];
     for path in found.iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
         let text = std::fs::read_to_string(path).expect("text");
         let blocks = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
