@@ -36,7 +36,7 @@ fn both(text: &str) -> (bool, String, Value) {
     let check =
         run(Command::new(tool("TOLLGATE_BIN")).args(["check", "--deny-warnings", "--format", "json"]).arg(&path));
     let found: Value = serde_json::from_slice(&check.stdout).expect("JSON");
-    assert_eq!(check.status.success(), found["errors"] == 0);
+    assert_eq!(check.status.success(), found["errors"] == 0 && found["warnings"] == 0);
     (envoy.status.success(), String::from_utf8_lossy(&envoy.stderr).into_owned(), found["files"][0]["findings"].clone())
 }
 
@@ -189,6 +189,9 @@ fn every_policy_in_the_documentation_passes_check_and_is_accepted_by_envoy() {
         let (accepted, log, findings) = both(&demo_holding(policy));
         assert!(accepted, "{policy}\n{log}");
         // The one with everything also has what is hardly meant.
-        assert!(index == 0 || findings == json!([]), "{policy}\n{findings:#}");
+        let is_error = |finding: &Value| finding["severity"] == "error";
+        let is_right =
+            findings.as_array().is_some_and(|all| all.is_empty() || (index == 0 && !all.iter().any(is_error)));
+        assert!(is_right, "{policy}\n{findings:#}");
     }
 }
