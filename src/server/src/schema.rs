@@ -162,8 +162,8 @@ fn endpoint() -> Value {
         "description": format!("The token itself: at least {MIN_SECRET} letters, digits or -._~+/="),
     });
     let breaker = json!({
-        "failures": or(whole("So many calls that fail, none of them answered in between", 1, MAX_FAILURES), 5),
-        "within": or(time("and all within this time, end the calls", MAX_BREAKER_TIME), "10s"),
+        "failures": or(whole("After so many calls in a row that failed", 1, MAX_FAILURES), 5),
+        "within": or(time("The time within which they failed", MAX_BREAKER_TIME), "10s"),
         "open_for": or(time("How long no call is made; then one is tried", MAX_BREAKER_TIME), "2s"),
     });
     let fields = json!({
@@ -172,8 +172,8 @@ fn endpoint() -> Value {
         "auth_token": secret("The bearer token that the endpoint knows its callers by", token, None),
         "max_in_flight": or(whole("How many requests of one worker may wait; beyond it the fail mode applies at once", 1, MAX_IN_FLIGHT), 256),
         "breaker": {
-            "description": "When no calls are made for a while, and the fail mode applies at once. none: never",
-            "anyOf": [{"const": "none"}, object("For each proxy", breaker)],
+            "description": "When no calls are made for a while, in each proxy, and the fail mode applies at once. none: never",
+            "anyOf": [{"const": "none"}, object("", breaker)],
         },
     });
     with(object("The token endpoint, which keeps global budgets", fields), json!({"required": ["cluster"]}))
@@ -181,7 +181,7 @@ fn endpoint() -> Value {
 
 fn identity() -> Value {
     let fields = json!({
-        "sources": unique(list("Where it comes from: the first that has a valid value", source(), MAX_SOURCES)),
+        "sources": unique(list("Where it comes from: the first that has a valid value", source("One source, such as {header: x-api-key}"), MAX_SOURCES)),
         "pattern": {
             "type": "string",
             "minLength": 1,
@@ -192,7 +192,7 @@ fn identity() -> Value {
     with(object("An identity", fields), json!({"required": ["sources"]}))
 }
 
-fn source() -> Value {
+fn source(description: &str) -> Value {
     let client_address = json!({
         "trusted_hops": or(whole(
             "0: the address that Envoy trusts. N: the Nth entry of X-Forwarded-For from the right",
@@ -226,7 +226,7 @@ fn source() -> Value {
         "then": {"required": ["header"], "maxProperties": 2},
         "else": {"minProperties": 1, "maxProperties": 1},
     });
-    with(object("One source, such as {header: x-api-key}", fields), rules)
+    with(object(description, fields), rules)
 }
 
 fn metadata(description: &str) -> Value {
@@ -280,19 +280,19 @@ fn cost() -> Value {
     let measured = json!({
         "from": {
             "description": "Where the number is",
-            "anyOf": [{"const": "content_length"}, one_of("A header or metadata", from)],
+            "anyOf": [{"const": "content_length"}, one_of("", from)],
         },
         "per": or(tokens("The number is divided by this, and rounded up"), 1),
         "min": or(tokens("The least that a request costs"), 1),
         "max": tokens("The most that a request can cost"),
         "default": tokens("What a request without a whole number there costs; without this, max"),
     });
-    let measured = with(object("A cost that is measured", measured), json!({"required": ["from", "max"]}));
-    json!({
+    let measured = with(object("", measured), json!({"required": ["from", "max"]}));
+    let cost = json!({
         "description": "Units that a request spends in every policy that applies: a number, or where to find one",
-        "anyOf": [tokens("Units"), measured],
-        "default": 1,
-    })
+        "anyOf": [tokens(""), measured],
+    });
+    or(cost, 1)
 }
 
 fn policy() -> Value {
@@ -330,16 +330,17 @@ fn policy() -> Value {
                             …}}: an emergency bucket in each proxy",
             "anyOf": [
                 {"enum": ["open", "closed"]},
-                one_of("An emergency budget", json!({"local": one_of("A limit in each proxy", json!({"token_bucket": token_bucket()}))})),
+                one_of("", json!({"local": one_of("A limit in each proxy", json!({"token_bucket": token_bucket()}))})),
             ],
         },
-        "enforce": {
-            "description": "on; shadow: its denials are only counted; a percentage such as 10%: so for all but that share of the keys",
-            "anyOf": [{"enum": ["on", "shadow", true]}, percentage("A share of the keys")],
-            "default": "on",
-        },
+        "enforce": or(json!({
+            "description": "on: it limits. shadow: its denials are only counted. 10%: it limits a tenth of the keys, always the same",
+            "anyOf": [{"enum": ["on", "shadow", true]}, percentage("")],
+        }), "on"),
     });
-    let in_proxy = json!({"anyOf": [{"type": "string"}, {"required": ["token_bucket"]}]});
+    let in_proxy = json!({
+        "description": "A limit such as {token_bucket: {capacity: 20, refill: 5/s}}, or deny (429 without a wait) or unlimited",
+        "anyOf": [{"type": "string"}, {"required": ["token_bucket"]}]});
     let rules = json!({
         "if": {"properties": {"scope": {"const": "local"}}, "required": ["scope"]},
         "then": {"properties": {
@@ -360,7 +361,7 @@ fn plans() -> Value {
         "type": "object",
         "properties": {"by": {
             "description": "What names the plan: an identity, or a source. Take it from metadata: clients choose what they send",
-            "anyOf": [{"type": "string"}, source()],
+            "anyOf": [{"type": "string"}, source("")],
         }},
         "required": ["by"],
         "additionalProperties": allowance(),
@@ -374,15 +375,18 @@ fn allowance() -> Value {
     let windows = CalendarUnit::WORDS.map(|(word, _)| word);
     let span = time("How long a window is", Micros::new(MAX_PERIOD));
     let window = json!({
-        "description": "A span such as 1h, at multiples of its length since 1970; or a unit of the local calendar",
-        "anyOf": [{"enum": windows}, span],
+        "description": format!(
+            "A unit of the local calendar, or a span such as 1h, at multiples of its length since 1970: {}",
+            bounds(Micros::new(MAX_PERIOD))
+        ),
+        "anyOf": [{"enum": windows}, {"type": "string", "pattern": TIME}],
     });
     let zone = json!({
         "type": "string",
         "pattern": "^[A-Za-z][A-Za-z0-9_+/-]{0,39}$",
         "description": "For calendar windows: a name of the IANA database, such as Europe/Berlin",
-        "default": "UTC",
     });
+    let zone = or(zone, "UTC");
     let gcra = json!({
         "burst": tokens("The most units at once"),
         "rate": rate("How fast units come back, such as 5/s, 100/min or 1/30d"),
@@ -410,7 +414,7 @@ fn allowance() -> Value {
     json!({
         "description": "A limit such as {token_bucket: {capacity: 20, refill: 5/s}}, or deny (429 without a wait) or unlimited. \
                         A local policy has a token_bucket",
-        "anyOf": [{"enum": ["deny", "unlimited"]}, one_of("One of five algorithms", algorithms)],
+        "anyOf": [{"enum": ["deny", "unlimited"]}, one_of("", algorithms)],
     })
 }
 
@@ -471,10 +475,16 @@ fn tokens(description: &str) -> Value {
     whole(description, 1, MAX_TOKENS)
 }
 
-/// A span of at least [`MIN_SPAN`]: the text form says no more than that it is not 0.
+/// A span of at least [`MIN_SPAN`]: the pattern says no more than that it is not 0.
 fn time(description: &str, most: Micros) -> Value {
-    let description = format!("{description}: {MIN_SPAN} to {most}");
-    described(&description, json!({"type": "string", "pattern": "^0*[1-9][0-9]*(us|ms|s|m|min|h|d)$"}))
+    let description = format!("{description}: {}", bounds(most));
+    described(&description, json!({"type": "string", "pattern": TIME}))
+}
+
+const TIME: &str = "^0*[1-9][0-9]*(us|ms|s|m|min|h|d)$";
+
+fn bounds(most: Micros) -> String {
+    format!("{MIN_SPAN} to {most}")
 }
 
 fn rate(description: &str) -> Value {
@@ -515,7 +525,11 @@ fn unique(list: Value) -> Value {
 
 /// What a field that is left out is taken for.
 fn or(schema: Value, default: impl Into<Value>) -> Value {
-    with(schema, json!({"default": default.into()}))
+    let default = default.into();
+    // Editors use the keyword, and show the description.
+    let shown = default.as_str().map_or_else(|| default.to_string(), String::from);
+    let description = format!("{} (default: {shown})", schema["description"].as_str().unwrap_or_default());
+    with(schema, json!({"description": description, "default": default}))
 }
 
 fn with(mut schema: Value, more: Value) -> Value {
