@@ -73,6 +73,8 @@ pub(super) struct Node<'a> {
 /// A map whose names have been checked.
 pub(super) struct Fields<'a> {
     node: Node<'a>,
+    /// What some names that are not known were meant to be: that has been told.
+    meant: Vec<String>,
 }
 
 impl<'a> Node<'a> {
@@ -115,16 +117,18 @@ impl<'a> Node<'a> {
     /// The same; each of `others` is known to belong elsewhere, and comes with what to say to whoever writes it here.
     pub(super) fn fields_but(&self, known: &[&str], others: &[(&str, &str)]) -> Option<Fields<'a>> {
         let Tree::Map(map) = self.tree else { return self.refuse_kind("a map") };
+        let mut meant = Vec::new();
         for (index, (name, value)) in map.iter().enumerate() {
             let child = self.child(name, value);
             if !known.contains(&name.as_str()) {
                 let other = others.iter().find(|(other, _)| other == name);
                 child.refuse::<()>(other.map_or_else(|| unknown("field", name, known), |(_, why)| String::from(*why)));
+                meant.extend(nearest(name, known).map(String::from));
             } else if map.iter().take(index).any(|(earlier, _)| earlier == name) {
                 child.refuse::<()>("is there twice");
             }
         }
-        Some(Fields { node: self.clone() })
+        Some(Fields { node: self.clone(), meant })
     }
 
     /// A map with exactly one of the `known` fields, which says what kind of thing this is.
@@ -304,7 +308,9 @@ impl<'a> Fields<'a> {
 
     /// The field, or an error that says what it is for.
     pub(super) fn required(&self, name: &str, purpose: &str) -> Option<Node<'a>> {
-        self.get(name).or_else(|| self.node.refuse(format!("lacks `{name}`: {purpose}")))
+        let is_misspelled = || self.meant.iter().any(|meant| meant == name);
+        self.get(name)
+            .or_else(|| if is_misspelled() { None } else { self.node.refuse(format!("lacks `{name}`: {purpose}")) })
     }
 
     /// What the field reads as, if it is there; `None` when it is there and wrong.

@@ -58,10 +58,11 @@ fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
     let hash_keys = match secrets {
         Some(secrets) => secrets,
         None if identities.is_empty() => Some(vec![HashKey::new(b"")]),
-        None => fields.refuse(
-            "lacks `hash_key`: identities leave the proxy only as keyed hashes; \
-             write {env: TOLLGATE_HASH_KEY}, with the same secret for every proxy",
-        ),
+        None => {
+            let purpose = "identities leave the proxy only as keyed hashes; write {env: TOLLGATE_HASH_KEY}, with the same \
+                           secret for every proxy";
+            fields.required("hash_key", purpose).and(None)
+        }
     };
     let hash_keys: Option<Vec<HashKey>> = match namespace {
         None => hash_keys,
@@ -79,7 +80,7 @@ fn read_set(fields: &Fields<'_>, env: Env<'_>) -> Option<PolicySet> {
     });
     match fields.get("endpoint") {
         None if is_global => {
-            fields.refuse::<()>("lacks `endpoint`: a policy of scope global needs {cluster: …}, an Envoy cluster");
+            fields.required("endpoint", "a policy of scope global needs {cluster: …}, an Envoy cluster");
         }
         Some(node) if !is_global => node.warn("no policy is of scope global, so the endpoint is never asked"),
         _ => {}

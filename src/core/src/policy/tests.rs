@@ -475,6 +475,16 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
     ] {
         let found = errors(&with(from, to));
         assert!(found.contains(expected), "{from} -> {to}\n  expected {expected}\n  found    {found}");
+        // One mistake is one error, but where two things are wrong because of it.
+        let two = [
+            "\"cost\": 21",
+            "\"name\": \"other\"",
+            "[\"route\", \"route\"]",
+            "\"credential\": {\"sources\"",
+            "\"route\": {\"sources\"",
+            "\"/v1/**\"",
+        ];
+        assert_eq!(found.lines().count(), 1 + usize::from(two.contains(&to)), "{from} -> {to}\n{found}");
     }
 }
 
@@ -944,6 +954,7 @@ fn what_contradicts_itself_is_an_error() {
     ] {
         let found = errors(&text);
         assert!(found.contains(expected), "expected {expected}\nfound {found}");
+        assert_eq!(found.lines().count(), 1, "{found}");
     }
 }
 

@@ -178,10 +178,11 @@ fn scope(fields: &Fields<'_>, place: Option<Place>) -> Option<Scope> {
         Place::Local => Some(Scope::Local { sharing: sharing?, charge_always: charge_always? }),
         Place::Global => match on_failure {
             Some(on_failure) => Some(Scope::Global { on_failure: on_failure? }),
-            None => fields.refuse(
-                "lacks `on_failure`: what happens when the endpoint cannot say: open (admit), closed (503), or {local: \
-                 {token_bucket: …}} (an emergency budget in each proxy)",
-            ),
+            None => {
+                let purpose = "what happens when the endpoint cannot say: open (admit), closed (503), or {local: \
+                               {token_bucket: …}} (an emergency budget in each proxy)";
+                fields.required("on_failure", purpose).and(None)
+            }
         },
     }
 }
@@ -386,11 +387,13 @@ fn check_costs(node: &Node<'_>, capacity: Tokens, routes: &[Route], names: &Name
 /// What no policy or plan refers to, and what no policy limits.
 pub(super) fn warn_of_idle(fields: &Fields<'_>, policies: &[Policy], names: &Names<'_>) {
     if let Some(node) = fields.get("identities") {
-        for ((name, child), index) in node.entries().unwrap_or_default().iter().zip(0..) {
+        for (index, Identity { name, .. }) in names.identities.iter().enumerate() {
             let in_key = |policy: &Policy| policy.key.contains(&KeyPart::Identity(index));
             let names_plan =
                 |policy: &Policy| policy.plans.as_ref().is_some_and(|plans| plans.by == PlanBy::Identity(index));
-            if !policies.iter().any(|policy| in_key(policy) || names_plan(policy)) {
+            if let Some(child) = node.peek(name)
+                && !policies.iter().any(|policy| in_key(policy) || names_plan(policy))
+            {
                 child.warn(format!("no policy uses the identity {name:?}"));
             }
         }
