@@ -1,9 +1,15 @@
 #![allow(clippy::arithmetic_side_effects)]
+
+mod plans;
+mod readings;
+mod rounds;
+
 use super::*;
 use crate::facts::tests::{Request, metadata};
 use crate::facts::{Attribute, PeerName};
 use crate::key::Digest;
 use crate::limit::{CalendarUnit, CalendarWindow, Limit, Window, ZoneName};
+use crate::units::Tokens;
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
