@@ -3,7 +3,7 @@ use super::*;
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
 /// A request written down.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub method: &'static str,
     pub path: String,

@@ -1,6 +1,12 @@
 #![allow(clippy::arithmetic_side_effects)]
 
+#[cfg(not(target_arch = "wasm32"))]
+mod generate;
 mod plans;
+#[cfg(not(target_arch = "wasm32"))]
+mod print;
+#[cfg(not(target_arch = "wasm32"))]
+mod properties;
 mod readings;
 mod rounds;
 
