@@ -1,6 +1,7 @@
 //! One suite over every store, and the script against the core's own arithmetic.
 
 mod arithmetic;
+mod at_set_times;
 mod giving_back;
 
 use jiff::tz::TimeZoneDatabase;
@@ -110,6 +111,7 @@ suite!(
     a_new_bucket_is_full,
     a_weighted_request_spends_its_cost,
     a_cost_above_the_capacity_is_refused_for_good,
+    a_cost_that_is_none_is_refused_and_spends_nothing,
     a_denied_decision_spends_nothing,
     the_decisions_of_a_batch_are_independent,
     an_empty_bucket_admits_exactly_when_it_says,
@@ -295,6 +297,22 @@ async fn a_cost_above_the_capacity_is_refused_for_good(store: Store) {
     let DecisionAnswer::Denied(denied) = store.one(&[charge(1, 6, 5, 1)]).await else { panic!("denied") };
     assert_eq!((denied[0].denied, denied[0].remaining), (Some(Denial::OverCapacity), 5));
     assert!(is_admitted(&store.one(&[charge(1, 5, 5, 1)]).await), "and spends nothing");
+}
+
+async fn a_cost_that_is_none_is_refused_and_spends_nothing(store: Store) {
+    // F33
+    for wrong in ["-5", "0", "1.5", "\"3\"", "1000000000000", "99999999999999999999", "1e300", "null", "true", "[1]"] {
+        let body = json!({"decisions": [{"charges": [charge(1, 7777, 10, 0)]}]}).to_string().replace("7777", wrong);
+        let reply = send(store.client.request(reqwest::Method::POST, "/v1/admit").body(body)).await;
+        assert_eq!(reply.status, 400, "{wrong}: {}", reply.body);
+        assert!(reply.body.contains("decisions[0].charges[0].cost"), "{wrong}: {}", reply.body);
+    }
+    let mut without = charge(1, 1, 10, 0);
+    without.as_object_mut().expect("a map").remove("cost");
+    let body = json!({"decisions": [{"charges": [without]}]}).to_string();
+    let reply = send(store.client.request(reqwest::Method::POST, "/v1/admit").body(body)).await;
+    assert!(reply.status == 400 && reply.body.contains("cost"), "{}", reply.body);
+    assert!(is_admitted(&store.one(&[charge(1, 10, 10, 0)]).await), "all of it is still there");
 }
 
 async fn a_denied_decision_spends_nothing(store: Store) {
