@@ -238,6 +238,7 @@ mod tests {
 
     #[test]
     fn a_respelled_path_has_the_form_of_its_plain_one() {
+        // F16, F18
         let plain = NormalPath::new(b"/api/login");
         for same in [
             "//api/login",

@@ -2,6 +2,7 @@
 
 #[cfg(not(target_arch = "wasm32"))]
 mod generate;
+mod mistakes;
 mod plans;
 #[cfg(not(target_arch = "wasm32"))]
 mod print;
@@ -212,6 +213,7 @@ fn a_fixed_window_is_a_span_or_a_unit_of_the_calendar_in_a_time_zone() {
 
 #[test]
 fn a_request_is_charged_by_the_first_route_class_that_matches() {
+    // F19, F21, F24
     let set = read(FULL);
     let plan = |request: &Request| {
         let plan = set.plan(request);
@@ -232,6 +234,7 @@ fn a_request_is_charged_by_the_first_route_class_that_matches() {
 
 #[test]
 fn a_path_that_can_be_read_in_two_ways_is_never_exempt_for_one_of_them() {
+    // F24
     let text = with(r#""path": "/healthz""#, r#""path": "/static/**""#);
     let set = read(&text);
     let class = |path: &str| {
@@ -273,6 +276,7 @@ fn an_ambiguous_header_is_not_made_up_for_by_another_source() {
 
 #[test]
 fn a_policy_that_skips_requests_without_identity_says_so() {
+    // F04
     let set = read(FULL);
     let plan = set.plan(&Request::get("/v1/export"));
     assert_eq!(names(&set, &plan), ["guard", "per-key"]);
