@@ -973,36 +973,3 @@ fn what_contradicts_itself_is_an_error() {
         assert_eq!(found.lines().count(), 1, "{found}");
     }
 }
-
-#[test]
-fn what_is_no_count_is_never_a_limit() {
-    // F31
-    let with = |capacity: &str, refill: &str| {
-        format!(
-            r#"{{"policies": [{{"name": "p", "scope": "local",
-                "limit": {{"token_bucket": {{"capacity": {capacity}, "refill": {refill}}}}}}}]}}"#
-        )
-    };
-    for capacity in ["0", "-1", "1.5", "null", r#""10""#, r#""""#, "true", "[]", "{}", "1e999", "1000000000000", "0.5"]
-    {
-        let told = PolicySet::read(with(capacity, r#""1/s""#).as_bytes(), &env).map(|_| ()).map_err(|e| e.to_string());
-        // What is no JSON at all is told as such.
-        assert!(
-            told.as_ref().is_err_and(|told| told.contains("token_bucket.capacity: must be") || capacity == "1e999"),
-            "{capacity}: {told:?}"
-        );
-    }
-    for refill in
-        [r#""0/s""#, r#""-1/s""#, r#""1/0s""#, r#""1.5/s""#, r#""""#, "0", "null", r#""inf/s""#, r#""1/month""#]
-    {
-        let told = errors(&with("5", refill));
-        assert!(told.contains("policies[0].limit.token_bucket.refill: "), "{refill}: {told}");
-    }
-    // However a whole number is written.
-    let set = read(&with("1e3", r#""5/s""#));
-    assert_eq!(limit(&set, 0).capacity().count(), 1000);
-    assert!(errors(r#"{"policies": [{"name": "p", "scope": "local"}]}"#).contains("lacks `limit`"));
-    assert!(
-        errors(r#"{"policies": [{"name": "p", "scope": "local", "limit": {"token_bucket": {}}}]}"#).contains("lacks")
-    );
-}

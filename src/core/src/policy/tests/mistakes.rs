@@ -31,8 +31,10 @@ fn a_capacity_is_a_whole_number_that_is_at_least_one() {
 #[test]
 fn a_refill_is_never_nothing_and_no_word_is_nothing_by_accident() {
     // F31: no limit and no pass are words, and no numbers.
-    for refill in ["0/s", "-1/s", "0.5/s", "1/0s", "1/-1s", "/s", "1/", "nan/s", "1e3/s"] {
-        let found = errors(&of("10").replacen("1/s", refill, 1));
+    let text = |refill: &str| format!("\"{refill}\"");
+    let refills = ["0/s", "-1/s", "0.5/s", "1/0s", "1/-1s", "/s", "1/", "", "inf/s", "nan/s", "1e3/s"].map(text);
+    for refill in refills.into_iter().chain(["0", "5", "null", "true", "{}"].map(String::from)) {
+        let found = errors(&of("10").replacen("\"1/s\"", &refill, 1));
         assert!(found.starts_with("policies[0].limit.token_bucket.refill: "), "{refill}: {found}");
     }
     for word in ["none", "off", "0", "infinite", "null", ""] {
