@@ -36,9 +36,9 @@ async fn main() {
         shadow["enforce"] = json!("shadow");
         shadow
     }));
-    let mut silent = config(&[one_local.clone()]);
-    silent["responses"] = json!({"ratelimit_headers": "none"});
     let (local, shadows) = (config(&[one_local]), config(&shadows));
+    let mut silent = local.clone();
+    silent["responses"] = json!({"ratelimit_headers": "none"});
     let exact = config(&[global("exact", PLENTY, "1/s", json!("closed"))]);
     let rows = [
         ("no filter", None, memory.address),
