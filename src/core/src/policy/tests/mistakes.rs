@@ -1,6 +1,8 @@
 //! What people write by mistake elsewhere: told, and never taken for no limit.
 
 use super::*;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
 
 const CAPACITY: &str = "policies[0].limit.token_bucket.capacity: ";
 

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::limit::{State, TokenBucket, Verdict};
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
 
 /// A global policy with a limit, and with plans for who sends `x-plan`.
 fn planned(limit: &str, plans: &[&str]) -> String {

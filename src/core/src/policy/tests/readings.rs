@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::wire::MAX_CHARGES;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
 
 const ROUTES: &str = r#"
     {"name": "static", "path": "/static/**", "exempt": true},

@@ -1,6 +1,8 @@
 //! Everything that is wrong is told in one round: nobody mends one thing to be told the next.
 
 use super::*;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
 
 #[track_caller]
 fn told(text: &str, expected: &[&str]) {
