@@ -467,8 +467,22 @@ impl Run {
                 let (headers, size) = (call.answer.headers.as_ref().map_or(0, Vec::len), call.answer.size);
                 world.vms[vm].answer = Some(call.answer);
                 drop(world);
-                self.told.extend(call.verdicts);
                 self.call(vm, call.owner, Callback::CallResponse { token, headers, size });
+                self.tell(vm, &call.verdicts);
+            }
+        }
+    }
+
+    /// A call has brought verdicts: whoever waited for one has it.
+    fn tell(&mut self, vm: usize, verdicts: &[(Digest, bool)]) {
+        for (mark, admitted) in verdicts {
+            if self.told.insert(*mark, *admitted).is_some() {
+                self.fail("a request was decided twice by the endpoint");
+            }
+            let asked = self.requests.iter().position(|request| request.mark(&self.set) == Some(*mark));
+            let Some(number) = asked else { continue };
+            if self.requests[number].state == State::Waiting && self.is_idle(vm) {
+                self.fail(&format!("request {number} still waits, and the endpoint has said {admitted}"));
             }
         }
     }
