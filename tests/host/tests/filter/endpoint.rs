@@ -24,6 +24,8 @@ pub enum Weather {
     Foul,
     /// No call can be sent.
     Down,
+    /// No call ever ends.
+    Silent,
 }
 
 /// A model of the endpoint: it decides by core's limits, all or nothing, one decision after the other.
@@ -51,6 +53,7 @@ impl Endpoint {
             Weather::Still => 0,
             Weather::Good => 1,
             Weather::Foul => chance.below(20),
+            Weather::Silent => 10,
             Weather::Down => return None,
         };
         let soon = now + chance.below(timeout);

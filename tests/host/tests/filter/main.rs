@@ -41,7 +41,61 @@ fn interleave(seed: u64) {
     checks::all(&run);
 }
 
+// In two halves, for two cores.
+
 #[test]
 fn every_interleaving_keeps_what_is_promised() {
-    seeds(0, 1500).for_each(interleave);
+    seeds(0, 800).for_each(interleave);
+}
+
+#[test]
+fn every_other_interleaving_too() {
+    seeds(1, 800).for_each(interleave);
+}
+
+/// One worker and an endpoint that is there or not; the same requests at the same times.
+fn statuses(seed: u64, policies: Policies, shadow: bool) -> Vec<String> {
+    let mut chance = Random::new(seed ^ 0x5aad);
+    let mut endpoint = policies::endpoint(&mut chance);
+    // Calls for policies in shadow may find out first that the endpoint is away.
+    endpoint["breaker"] = "none".into();
+    endpoint["max_in_flight"] = 256.into();
+    let mut run = Run::new(seed, policies, &endpoint, 1, Weather::Still);
+    for number in 0..chance.between(20, 120) as usize {
+        if chance.once_in(3) {
+            let until = run.now() + chance.between(1, 300_000);
+            run.pass_until(until);
+        }
+        if chance.once_in(20) {
+            run.world().endpoint.weather = chance.pick(&[Weather::Still, Weather::Down]);
+        }
+        run.request(0, policies::request(&mut chance, number));
+        // Several in one turn, or one by one.
+        if chance.once_in(2) {
+            run.settle();
+        }
+    }
+    run.finish();
+    checks::all(&run);
+    let known = |request: &run::Request| {
+        format!("{:?} {:?}", request.verdict.as_ref().map(|(verdict, _)| verdict), request.note)
+    };
+    let all: Vec<String> = run.requests.iter().map(known).collect();
+    assert!(shadow || !run.world().counters.keys().any(|name| name.contains("policy.shadow")));
+    all
+}
+
+fn shadow(seed: u64) {
+    let mut chance = Random::new(seed);
+    let policies = Policies::random(&mut chance);
+    let with = policies.with_shadows(&mut chance);
+    let (without, with) = (statuses(seed, policies, false), statuses(seed, with, true));
+    for (number, (without, with)) in without.iter().zip(&with).enumerate() {
+        assert_eq!(without, with, "TOLLGATE_SEED={seed}: request {number} without and with policies in shadow");
+    }
+}
+
+#[test]
+fn policies_in_shadow_change_no_answer() {
+    seeds(2, 300).for_each(shadow);
 }

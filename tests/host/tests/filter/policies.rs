@@ -17,6 +17,9 @@ pub struct Policies {
 
 impl Policies {
     pub fn random(chance: &mut Random) -> Self {
+        if chance.once_in(5) {
+            return Self::holding(chance);
+        }
         let frozen = chance.once_in(2);
         let count = chance.between(1, 4);
         let mut list: Vec<Value> = (0..count).map(|index| policy(chance, &format!("p{index}"), frozen, None)).collect();
@@ -26,6 +29,18 @@ impl Policies {
             list.insert(chance.index(list.len() + 1), mark);
         }
         Self { list, frozen }
+    }
+
+    /// Units that are held while the endpoint is asked often come back, and others pass meanwhile.
+    fn holding(chance: &mut Random) -> Self {
+        let refill = chance.pick(&["100/s", "1000/s"]);
+        let list = vec![
+            json!({"name": "all", "scope": "local", "key": [],
+                "limit": {"token_bucket": {"capacity": chance.between(4, 9), "refill": refill}}}),
+            json!({"name": "few", "scope": "global", "key": [], "match": {"routes": ["export"]},
+                "limit": {"token_bucket": {"capacity": 4, "refill": "1/30d"}}, "on_failure": "closed"}),
+        ];
+        Self { list, frozen: false }
     }
 
     /// The same with some more, which are in shadow.

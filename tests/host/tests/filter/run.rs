@@ -15,6 +15,9 @@ use tollgate_core::policy::{Plan, PolicySet};
 const TICK: u64 = 5_000;
 const SLACK: u64 = 2_000;
 
+/// More than any configuration lets anybody wait.
+const LONGEST_WAIT: u64 = 300_000;
+
 const PAUSE: u32 = 1;
 
 pub struct Run {
@@ -203,7 +206,10 @@ impl Run {
         let count = headers.len();
         {
             let mut world = self.world();
-            world.tell(|| format!("request {number}, stream {stream} of VM {vm}: {headers:?}"));
+            world.tell(|| {
+                let lines = headers.iter().map(|(name, value)| format!("{name}={}", value.escape_ascii()));
+                format!("request {number}, stream {stream} of VM {vm}: {}", lines.collect::<Vec<_>>().join(" "))
+            });
             world.vms[vm].streams.insert(
                 stream,
                 Stream {
@@ -256,7 +262,7 @@ impl Run {
         self.bury(vm);
         for request in self.requests.iter_mut().filter(|request| request.vm == vm) {
             if matches!(request.state, State::New | State::Waiting) {
-                request.state = State::Lost;
+                request.state = if request.verdict.is_some() { State::Decided } else { State::Lost };
             }
         }
     }
@@ -507,6 +513,15 @@ impl Run {
         }
     }
 
+    /// Time passes, and all that falls due is served in time.
+    pub fn pass_until(&mut self, until: u64) {
+        self.settle();
+        while self.now() < until {
+            self.pass(until - self.now());
+            self.settle();
+        }
+    }
+
     /// Serves all that is due.
     pub fn settle(&mut self) {
         loop {
@@ -584,7 +599,8 @@ impl Run {
                 self.serving.push(vm);
             }
             9 => {
-                let weather = self.chance.pick(&[Weather::Good, Weather::Foul, Weather::Foul, Weather::Down]);
+                let weather =
+                    self.chance.pick(&[Weather::Good, Weather::Foul, Weather::Foul, Weather::Down, Weather::Silent]);
                 self.world().endpoint.weather = weather;
             }
             10 => {
@@ -638,12 +654,15 @@ impl Run {
             world.interrupts = 0;
             world.endpoint.weather = Weather::Good;
         }
-        for _ in 0..10_000 {
+        // Those of policies in shadow wait too, and nobody sees it: their time is up as well.
+        let end = self.now() + LONGEST_WAIT;
+        loop {
             self.settle();
             let world = self.world();
             let is_out = world.vms.iter().any(|vm| vm.calls.iter().any(|call| call.due.is_some()));
             drop(world);
-            if !is_out && self.requests.iter().all(|request| request.state != State::Waiting) {
+            let waits = self.requests.iter().any(|request| request.state == State::Waiting);
+            if !is_out && !waits && self.now() >= end {
                 break;
             }
             self.pass(10_000);
