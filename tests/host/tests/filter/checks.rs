@@ -17,6 +17,7 @@ pub fn all(run: &Run) {
     envelopes_hold(run);
     what_is_left_adds_up(run);
     no_hold_is_forgotten(run);
+    nobody_is_watched_in_vain(run);
 }
 
 fn each_request_has_one_verdict(run: &Run) {
@@ -262,6 +263,17 @@ fn no_hold_is_forgotten(run: &Run) {
                 run.fail(&format!("{name} is left with {left} of {} for good", limit.capacity.count()));
             }
         }
+    }
+}
+
+/// Where nobody waits, a root is not called every few milliseconds.
+fn nobody_is_watched_in_vain(run: &Run) {
+    let world = run.world();
+    let ticking = world.vms.iter().flat_map(|vm| &vm.roots).find(|(_, root)| (1..1_000_000).contains(&root.period));
+    let ticking = ticking.map(|(id, root)| format!("root {id} ticks every {} us for nobody", root.period));
+    drop(world);
+    if let Some(ticking) = ticking {
+        run.fail(&ticking);
     }
 }
 

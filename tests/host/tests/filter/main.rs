@@ -69,7 +69,7 @@ fn statuses(seed: u64, policies: Policies, shadow: bool) -> Vec<String> {
         if chance.once_in(20) {
             run.world().endpoint.weather = chance.pick(&[Weather::Still, Weather::Down]);
         }
-        run.request(0, policies::request(&mut chance, number));
+        run.request(1, policies::request(&mut chance, number));
         // Several in one turn, or one by one.
         if chance.once_in(2) {
             run.settle();

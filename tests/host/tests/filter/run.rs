@@ -108,6 +108,8 @@ impl Run {
             told: HashMap::new(),
             uncounted: false,
         };
+        // The main thread's VM has the configuration too, ticks, and serves nothing.
+        run.start_vm(endpoint);
         for _ in 0..workers {
             let vm = run.start_vm(endpoint);
             run.serving.push(vm);
@@ -564,7 +566,7 @@ impl Run {
                 }
             }
             3 if self.due().is_empty() => {
-                let most = self.chance.pick(&[10, 300, 1_000, 5_000, 20_000, 60_000]);
+                let most = self.chance.pick(&[10, 300, 1_000, 5_000, 20_000, 60_000, 60_000_000]);
                 let most = self.chance.between(1, most);
                 self.pass(most);
             }
