@@ -13,6 +13,8 @@ pub struct Policies {
     pub list: Vec<Value>,
     /// Buckets do not refill within a run, so that what is left can be counted.
     pub frozen: bool,
+    /// The hash key is being changed, so each policy is charged under two.
+    pub changes_key: bool,
 }
 
 impl Policies {
@@ -28,7 +30,7 @@ impl Policies {
                 "limit": {"token_bucket": {"capacity": 1000, "refill": "1000/s"}}, "on_failure": fail_mode(chance, frozen)});
             list.insert(chance.index(list.len() + 1), mark);
         }
-        Self { list, frozen }
+        Self { list, frozen, changes_key: chance.once_in(6) }
     }
 
     /// Units that are held while the endpoint is asked often come back, and others pass meanwhile.
@@ -40,7 +42,7 @@ impl Policies {
             json!({"name": "few", "scope": "global", "key": [], "match": {"routes": ["export"]},
                 "limit": {"token_bucket": {"capacity": 4, "refill": "1/30d"}}, "on_failure": "closed"}),
         ];
-        Self { list, frozen: false }
+        Self { list, frozen: false, changes_key: false }
     }
 
     /// The same with some more, which are in shadow.
@@ -69,6 +71,18 @@ impl Policies {
             ],
             "policies": self.list,
         });
+        if self.changes_key {
+            text["hash_key"]["previous"] = json!({"value": "secret-hash-key-of-yesterday"});
+        }
+        // What callers are told changes nothing else.
+        text["responses"] = match version % 4 {
+            0 => json!({}),
+            1 => json!({"ratelimit_headers": "none", "legacy_headers": "seconds", "headers_on": "rejections"}),
+            2 => json!({"upstream_headers": "replace", "retry_after_jitter": "50%", "cors_origins": ["*"]}),
+            _ => {
+                json!({"legacy_headers": "epoch", "grpc_status": "unavailable", "cors_origins": ["https://a.example"]})
+            }
+        };
         if self.list.iter().any(|policy| policy["scope"] == "global") {
             text["endpoint"] = endpoint.clone();
         }
@@ -160,6 +174,9 @@ pub fn request(chance: &mut Random, number: usize) -> Headers {
     }
     if path == "/rows" {
         headers.push(("x-rows".into(), chance.pick(&["1", "2", "99999999999999999999", "secret", "\u{0}"]).into()));
+    }
+    if chance.once_in(8) {
+        headers.push(("origin".into(), b"https://a.example".to_vec()));
     }
     if chance.once_in(8) {
         headers.push(("content-type".into(), b"application/grpc".to_vec()));
