@@ -14,6 +14,7 @@ pub fn all(run: &Run) {
     requests_are_counted_once(run);
     shadows_are_counted_once(run);
     verdicts_are_the_endpoints(run);
+    nothing_is_allowed_uncharged(run);
     envelopes_hold(run);
     what_is_left_adds_up(run);
     no_hold_is_forgotten(run);
@@ -101,6 +102,25 @@ fn verdicts_are_the_endpoints(run: &Run) {
         let told = run.told.get(&mark);
         if request.outcome() == "allowed" && told != Some(&true) {
             run.fail(&format!("request {number} is allowed, and the endpoint has said {told:?}"));
+        }
+    }
+}
+
+/// What is allowed by a global policy, of whatever algorithm, the endpoint has charged.
+fn nothing_is_allowed_uncharged(run: &Run) {
+    let mut allowed: BTreeMap<(String, Digest), u64> = BTreeMap::new();
+    for request in run.requests.iter().filter(|request| request.outcome() == "allowed") {
+        for charge in &request.plan.charges {
+            let policy = policy(run, charge);
+            if matches!(policy.scope, Scope::Global { .. }) {
+                *allowed.entry((policy.name.clone(), charge.key)).or_default() += charge.cost.count();
+            }
+        }
+    }
+    for (bucket, units) in allowed {
+        let charged = run.world().endpoint.charged.get(&bucket).copied().unwrap_or(0);
+        if units > charged {
+            run.fail(&format!("{} has allowed {units}, and the endpoint has charged {charged}", bucket.0));
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::random::Random;
 use crate::world::{Answer, Headers};
 use std::collections::HashMap;
 use tollgate_core::key::Digest;
-use tollgate_core::limit::{Limit, State, Verdict};
+use tollgate_core::limit::{State, Verdict};
 use tollgate_core::units::{Micros, Tokens};
 use tollgate_core::wire::{
     AdmitAnswer, AdmitRequest, Admitted, DecisionAnswer, DecisionRequest, Denial, Denied, Failure, MAX_BODY,
@@ -32,8 +32,8 @@ pub enum Weather {
 pub struct Endpoint {
     pub weather: Weather,
     buckets: HashMap<(String, Digest), State>,
-    /// Units charged and their limit, with the time, by policy and key.
-    pub charged: HashMap<(String, Digest), (Limit, Vec<(u64, u64)>)>,
+    /// Units charged, by policy and key.
+    pub charged: HashMap<(String, Digest), u64>,
 }
 
 type Fate = (Option<u64>, Answer, Vec<(Digest, bool)>);
@@ -167,7 +167,7 @@ impl Endpoint {
             charge.limit.spend(&mut state, cost, at);
             let remaining = charge.limit.remaining(&state, at);
             self.buckets.insert(name.clone(), state);
-            self.charged.entry(name).or_insert((charge.limit, Vec::new())).1.push((now, cost.count()));
+            *self.charged.entry(name).or_default() += cost.count();
             Admitted { remaining }
         });
         DecisionAnswer::Admitted(admitted.collect())

@@ -135,7 +135,7 @@ fn load() {
 
 fn work(here: Here) {
     // SAFETY: it lives until the end of this function, which leaves no reference behind.
-    HERE.set(Some(unsafe { &*&raw const here }));
+    HERE.set(Some(unsafe { &*core::ptr::from_ref(&here) }));
     tollgate_filter_native::_initialize();
     while let Some(message) = here.hear() {
         let Some((context, callback)) = message else { continue };
