@@ -7,7 +7,7 @@
 use crate::units::Micros;
 use std::collections::VecDeque;
 
-/// The most calls that one worker has out at once.
+/// The most calls that one worker has out at once for requests, and as many more that no request is in.
 const MAX_CALLS: usize = 4;
 
 /// The most requests in one call; half of what the endpoint takes.
@@ -38,6 +38,8 @@ struct Waiter {
 struct Call {
     token: u32,
     sent: Micros,
+    /// No request is in it.
+    behind: bool,
     /// In the order of the batch; `None` for a request that no longer waits.
     waiters: Vec<Option<Waiter>>,
 }
@@ -108,11 +110,14 @@ impl Gather {
     /// The batch to send now, if one is due, in order. Follow it by [`sent`](Self::sent) or [`unsent`](Self::unsent).
     #[must_use]
     pub fn due(&self, now: Micros) -> Vec<u64> {
-        let held = self.calls.iter().any(|call| {
+        let is_behind = self.waiting.is_empty();
+        // A call that no request is in holds up none: without it they would have been sent as well.
+        let calls = || self.calls.iter().filter(|call| is_behind || !call.behind);
+        let held = calls().any(|call| {
             let out = now.since(call.sent).count().saturating_mul(PATIENCE);
             out < self.timeout.count()
         });
-        if self.calls.len() >= MAX_CALLS || (held && self.waiting.len() < MAX_BATCH) {
+        if calls().count() >= MAX_CALLS || (held && self.waiting.len() < MAX_BATCH) {
             return Vec::new();
         }
         self.waiting.iter().chain(&self.behind).take(MAX_BATCH).map(|waiter| waiter.id).collect()
@@ -120,8 +125,9 @@ impl Gather {
 
     /// The first `count` that waited were sent in the call `token`.
     pub fn sent(&mut self, count: usize, token: u32, now: Micros) {
-        let waiters = self.take(count).into_iter().map(Some).collect();
-        self.calls.push(Call { token, sent: now, waiters });
+        let waiters = self.take(count);
+        let behind = waiters.iter().all(|waiter| waiter.behind);
+        self.calls.push(Call { token, sent: now, behind, waiters: waiters.into_iter().map(Some).collect() });
     }
 
     /// The first `count` that waited could not be sent, and no longer wait.
@@ -224,6 +230,24 @@ mod tests {
         }
         assert_eq!(gather.answered(70), [Some(1)]);
         assert_eq!(send(&mut gather, 71, ms(2)), [2, 3, 4]);
+    }
+
+    #[test]
+    fn a_call_that_no_request_is_in_holds_up_no_request() {
+        let mut gather = gather();
+        for (id, token) in [(100, 70), (101, 71), (102, 72), (103, 73)] {
+            let now = ms(10 * (id - 100));
+            gather.join_behind(id, now).unwrap();
+            assert_eq!(send(&mut gather, token, now), [id], "four of them are out");
+        }
+        gather.join_behind(104, ms(31)).unwrap();
+        assert_eq!(send(&mut gather, 74, ms(31)), [0; 0], "and no fifth");
+        gather.join(1, ms(31)).unwrap();
+        assert_eq!(send(&mut gather, 74, ms(31)), [1, 104], "a request goes at once");
+        gather.join(2, ms(32)).unwrap();
+        assert_eq!(send(&mut gather, 75, ms(32)), [0; 0], "requests wait for one another");
+        assert_eq!(gather.answered(74), [Some(1), Some(104)]);
+        assert_eq!(send(&mut gather, 75, ms(33)), [2]);
     }
 
     #[test]

@@ -19,8 +19,9 @@ pub const INTERNAL_FAILURE: u32 = 10;
 /// In everything that must not leave the request or the configuration.
 pub const SECRET: &str = "secret";
 
-/// More calls than this one root never has out; older ones may be lost.
-const MAX_CALLS: usize = 4;
+/// More calls than this one root never has out, four for requests and four for policies in shadow; older ones may be
+/// lost.
+const MAX_CALLS: usize = 8;
 
 pub type Headers = Vec<(String, Vec<u8>)>;
 
