@@ -18,6 +18,8 @@ pub const MARK: &str = "mark";
 pub enum Weather {
     /// Every call is answered, at once.
     Still,
+    /// Every call is answered, shortly before its end.
+    Slow,
     /// Every call is answered in time.
     Good,
     /// Anything can happen to a call.
@@ -36,6 +38,9 @@ pub struct Endpoint {
     pub charged: HashMap<(String, Digest), u64>,
 }
 
+/// None of the fates by chance.
+const SLOW: u64 = 100;
+
 type Fate = (Option<u64>, Answer, Vec<(Digest, bool)>);
 
 impl Endpoint {
@@ -51,6 +56,7 @@ impl Endpoint {
         };
         let fate = match self.weather {
             Weather::Still => 0,
+            Weather::Slow => SLOW,
             Weather::Good => 1,
             Weather::Foul => chance.below(20),
             Weather::Silent => 10,
@@ -59,6 +65,7 @@ impl Endpoint {
         let soon = now + chance.below(timeout);
         Some(match fate {
             0 => self.answered(&request, now, now),
+            SLOW => self.answered(&request, now, now + timeout * 9 / 10),
             1..5 => self.answered(&request, now, soon),
             // Just before its end, when some have given up.
             5..7 => self.answered(&request, now, now + timeout - chance.below(timeout.min(6_000))),

@@ -62,19 +62,30 @@ fn statuses(seed: u64, policies: Policies, shadow: bool) -> Vec<String> {
     endpoint["max_in_flight"] = 256.into();
     let mut run = Run::new(seed, policies, &endpoint, 1, Weather::Still);
     for number in 0..chance.between(20, 120) as usize {
-        if chance.once_in(3) {
-            let until = run.now() + chance.between(1, 300_000);
-            run.pass_until(until);
+        // A request that waits behind another's call is sent at a tick, and those of policies in shadow may tick at other
+        // times. That is no difference where answers come in time; where they hardly do, requests come one by one.
+        let (a_while, alone) = (chance.between(1, 300_000), chance.between(1, 15_000));
+        let is_slow = run.world().endpoint.weather == Weather::Slow;
+        let waits = run.requests.iter().any(|request| request.state == run::State::Waiting);
+        match (is_slow, chance.once_in(3)) {
+            (true, rarely) if waits || rarely => run.pass_until(run.now() + 1_000_000),
+            (true, _) => run.pass_until(run.now() + alone),
+            (false, true) => run.pass_until(run.now() + a_while),
+            (false, false) => {}
         }
         if chance.once_in(20) {
-            run.world().endpoint.weather = chance.pick(&[Weather::Still, Weather::Down]);
+            run.pass_until(run.now() + 1_000_000);
+            run.world().endpoint.weather = chance.pick(&[Weather::Still, Weather::Down, Weather::Slow, Weather::Slow]);
         }
         run.request(1, policies::request(&mut chance, number));
         // Several in one turn, or one by one.
-        if chance.once_in(2) {
+        if chance.once_in(2) || run.world().endpoint.weather == Weather::Slow {
             run.settle();
         }
     }
+    // Before chance has a say again.
+    let until = run.now() + 1_000_000;
+    run.pass_until(until);
     run.finish();
     checks::all(&run);
     let known = |request: &run::Request| {
