@@ -28,7 +28,13 @@ impl NormalPath {
     /// The plain form, and that of servers which read dots differently, where it is another one.
     #[must_use]
     pub fn readings(raw: &[u8]) -> (Self, Option<Self>) {
-        let (rfc, lenient) = (Self::read(raw, Reading::Rfc), Self::read(raw, Reading::Lenient));
+        let rfc = Self::read(raw, Reading::Rfc);
+        // Only dot segments are read differently, and few paths have anything that could be one.
+        let mut segments = raw.split(|byte| matches!(byte, b'/' | b'\\'));
+        if !segments.any(|segment| matches!(segment, [b'.' | b'%', ..])) {
+            return (rfc, None);
+        }
+        let lenient = Self::read(raw, Reading::Lenient);
         if rfc == lenient { (rfc, None) } else { (rfc, Some(lenient)) }
     }
 
@@ -387,6 +393,16 @@ mod tests {
                 let mut written = vec![b'/'];
                 written.extend(plain.0.join(&b'/'));
                 prop_assert_eq!(NormalPath::new(&written), plain);
+            }
+
+            /// There is another reading whenever it is another path.
+            #[test]
+            fn no_other_reading_is_overlooked(
+                raw in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(&b"/.;%2eE\\?#a"[..])], 0..30),
+            ) {
+                let (rfc, lenient) = (NormalPath::read(&raw, Reading::Rfc), NormalPath::read(&raw, Reading::Lenient));
+                let other = (rfc != lenient).then_some(lenient);
+                prop_assert_eq!(NormalPath::readings(&raw), (rfc, other));
             }
         }
     }
