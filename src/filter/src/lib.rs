@@ -137,6 +137,8 @@ impl HttpContext for Stream {
     }
 
     fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+        // Envoy has answered a request that waits, for a timeout of its own say: there cannot be a second answer.
+        self.leave();
         if let Some(worker) = &self.worker {
             worker.respond(&self.ticket);
         }

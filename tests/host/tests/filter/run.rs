@@ -68,7 +68,7 @@ pub enum State {
     New,
     Waiting,
     Decided,
-    /// Its client left while it waited.
+    /// Its client left while it waited, or Envoy answered it.
     Left,
     /// Its worker died before it was decided.
     Lost,
@@ -221,6 +221,7 @@ impl Run {
                     response: None,
                     readable: true,
                     paused: false,
+                    overtaken: false,
                     verdict: None,
                     verdict_at: 0,
                     note: None,
@@ -247,6 +248,19 @@ impl Run {
         self.queue(vm, stream, Callback::Done);
         self.queue(vm, stream, Callback::Delete);
         self.pump(vm);
+    }
+
+    /// Envoy answers a request that waits, for a timeout of its own say. It may take a while until the stream ends.
+    fn overtake(&mut self, vm: usize, stream: u32) {
+        let headers = vec![(":status".into(), b"408".to_vec())];
+        let mut world = self.world();
+        let there = world.vms[vm].streams.get_mut(&stream).expect("a stream");
+        (there.response, there.overtaken) = (Some(headers), true);
+        let number = there.number;
+        world.tell(|| format!("request {number}: Envoy answers it"));
+        drop(world);
+        self.requests[number].state = State::Left;
+        self.call(vm, stream, Callback::ResponseHeaders { count: 1 });
     }
 
     fn respond(&mut self, vm: usize, stream: u32) {
@@ -545,7 +559,7 @@ impl Run {
 
     pub fn step(&mut self) {
         let vm = self.serving[self.chance.index(self.serving.len())];
-        match self.chance.weighted(&[30, 30, 20, 20, 6, 6, 10, 1, 1, 1, 2, 1]) {
+        match self.chance.weighted(&[30, 30, 20, 20, 6, 6, 10, 1, 1, 1, 2, 1, 1]) {
             0 if self.is_idle(vm) => {
                 let headers = policies::request(&mut self.chance, self.requests.len());
                 self.request(vm, headers);
@@ -612,6 +626,12 @@ impl Run {
                 self.drain();
             }
             11 if self.chance.once_in(8) => self.refuse(),
+            12 => {
+                let waits = |stream: &Stream| stream.paused && stream.verdict.is_none() && !stream.overtaken;
+                if let Some(stream) = self.some_stream(vm, waits) {
+                    self.overtake(vm, stream);
+                }
+            }
             _ => {}
         }
     }

@@ -95,6 +95,8 @@ pub struct Stream {
     /// Whether request headers can be read: from their callback until the request goes on.
     pub readable: bool,
     pub paused: bool,
+    /// Envoy has answered it itself, while it was paused.
+    pub overtaken: bool,
     pub verdict: Option<Verdict>,
     pub verdict_at: u64,
     pub note: Option<String>,
@@ -374,14 +376,14 @@ impl World {
             return OK;
         }
         let Some(stream) = self.effective_stream(vm, "a request goes on") else { return BAD_ARGUMENT };
-        let was_paused = stream.paused && stream.verdict.is_none();
+        let was_paused = stream.paused && stream.verdict.is_none() && !stream.overtaken;
         let number = stream.number;
         stream.paused = false;
         stream.readable = false;
         stream.verdict_at = now;
         let before = stream.verdict.replace(Verdict::GoesOn);
         if !was_paused {
-            self.broken(format!("request {number} goes on, although it was not paused: {before:?}"));
+            self.broken(format!("request {number} goes on, although it does not wait: {before:?}"));
         }
         self.tell(|| format!("request {number} goes on"));
         OK
@@ -397,9 +399,12 @@ impl World {
             return OK;
         }
         let Some(stream) = self.effective_stream(vm, "a reply") else { return BAD_ARGUMENT };
-        let number = stream.number;
+        let (number, overtaken) = (stream.number, stream.overtaken);
         stream.verdict_at = now;
         let before = stream.verdict.replace(Verdict::Replied(status));
+        if overtaken {
+            self.broken(format!("request {number} gets a reply with {status}, although Envoy has answered it"));
+        }
         if let Some(before) = before {
             self.broken(format!("request {number} gets a reply with {status}, although it had {before:?}"));
         }
