@@ -140,10 +140,10 @@ impl Gather {
         (0..count).map_while(|_| next()).collect()
     }
 
-    /// When a call was sent that is still out.
+    /// When a call was sent that is still out, and whether no request was ever in it.
     #[must_use]
-    pub fn sent_at(&self, token: u32) -> Option<Micros> {
-        self.calls.iter().find(|call| call.token == token).map(|call| call.sent)
+    pub fn sent_at(&self, token: u32) -> Option<(Micros, bool)> {
+        self.calls.iter().find(|call| call.token == token).map(|call| (call.sent, call.behind))
     }
 
     /// A call has ended. Gives its requests in the order of the batch, `None` for those that no longer wait.
@@ -244,9 +244,13 @@ mod tests {
         assert_eq!(send(&mut gather, 74, ms(31)), [0; 0], "and no fifth");
         gather.join(1, ms(31)).unwrap();
         assert_eq!(send(&mut gather, 74, ms(31)), [1, 104], "a request goes at once");
+        assert_eq!(gather.sent_at(73), Some((ms(30), true)));
+        gather.leave(1);
+        assert_eq!(gather.sent_at(74), Some((ms(31), false)), "a request was in it");
         gather.join(2, ms(32)).unwrap();
         assert_eq!(send(&mut gather, 75, ms(32)), [0; 0], "requests wait for one another");
-        assert_eq!(gather.answered(74), [Some(1), Some(104)]);
+        assert_eq!(gather.answered(74), [None, Some(104)]);
+        assert_eq!(gather.sent_at(74), None);
         assert_eq!(send(&mut gather, 75, ms(33)), [2]);
     }
 

@@ -49,21 +49,24 @@ pub(crate) fn write(set: SetId, bytes: &[u8], version: Option<u32>, now: Micros)
     write_name(&name(set, now), bytes, version)
 }
 
-/// The breaker before a cluster, and its version.
-pub(crate) fn breaker(cluster: &str) -> (BreakerState, Option<u32>) {
-    match host::shared_data(&breaker_name(cluster)) {
+/// A breaker, and its version.
+pub(crate) fn breaker(name: &str) -> (BreakerState, Option<u32>) {
+    match host::shared_data(name) {
         Some((bytes, version)) => (BreakerState::decode(&bytes), Some(version)),
         None => (BreakerState::default(), None),
     }
 }
 
-/// Writes the breaker before a cluster if it is still at `version`.
-pub(crate) fn write_breaker(cluster: &str, state: &BreakerState, version: Option<u32>) -> bool {
-    write_name(&breaker_name(cluster), &state.encode(), version)
+/// Writes a breaker if it is still at `version`.
+pub(crate) fn write_breaker(name: &str, state: &BreakerState, version: Option<u32>) -> bool {
+    write_name(name, &state.encode(), version)
 }
 
-fn breaker_name(cluster: &str) -> String {
-    format!("tollgate.breaker.{cluster}")
+/// Where the breaker before a cluster is kept. Calls that no request is in have one of their own (`behind`): else they
+/// would open that of requests, or be the one that tries in the place of one.
+pub(crate) fn breaker_name(cluster: &str, behind: bool) -> String {
+    let which = if behind { "breaker_behind" } else { "breaker" };
+    format!("tollgate.{which}.{cluster}")
 }
 
 fn write_name(name: &str, bytes: &[u8], version: Option<u32>) -> bool {

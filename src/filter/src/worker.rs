@@ -85,6 +85,8 @@ pub(crate) struct Worker {
     open_until: Cell<Micros>,
     /// Calls have failed since one was answered, so far as this worker knows.
     is_failing: Cell<bool>,
+    /// The same of calls that no request is in.
+    is_failing_behind: Cell<bool>,
     warnings: Sometimes,
     rejections: Sometimes,
     /// In hundredths of a line, what the rejections since the last one that was picked amount to.
@@ -135,6 +137,7 @@ impl Worker {
             idle_tick,
             open_until: Cell::new(Micros::ZERO),
             is_failing: Cell::new(false),
+            is_failing_behind: Cell::new(false),
             warnings: Sometimes::new(WARN_EVERY),
             rejections: Sometimes::new(LOG_EVERY),
             share: Cell::new(0),
@@ -320,10 +323,10 @@ impl Worker {
         let sent = self.gather.borrow().sent_at(token);
         let waiters = self.gather.borrow_mut().answered(token);
         let answer = read_answer(body_size, waiters.len());
-        if let Some(sent) = sent {
+        if let Some((sent, behind)) = sent {
             let now = host::now();
             self.metrics.call(now.since(sent));
-            self.note_end(answer.is_ok(), now);
+            self.note_end(answer.is_ok(), behind, now);
         }
         match answer {
             Ok(answer) => {
@@ -364,7 +367,8 @@ impl Worker {
             if due.is_empty() {
                 break;
             }
-            let called = if self.may_call(now) { self.call(&due) } else { Err(FailCause::BreakerOpen) };
+            let behind = due.iter().all(|id| *id >= FIRST_SHADOW);
+            let called = if self.may_call(behind, now) { self.call(&due) } else { Err(FailCause::BreakerOpen) };
             match called {
                 Ok(token) => self.gather.borrow_mut().sent(due.len(), token, now),
                 Err(cause) => {
@@ -379,40 +383,49 @@ impl Worker {
         self.watch();
     }
 
-    /// Whether the breaker lets a call pass.
-    fn may_call(&self, now: Micros) -> bool {
+    /// Whether the breaker lets a call pass; `behind` when no request is in it.
+    fn may_call(&self, behind: bool, now: Micros) -> bool {
         let Some((endpoint, breaker)) = self.breaker() else { return true };
-        let (state, version) = tables::breaker(&endpoint.cluster);
-        self.is_failing.set(state != BreakerState::default());
+        let name = tables::breaker_name(&endpoint.cluster, behind);
+        let (state, version) = tables::breaker(&name);
+        self.is_failing(behind).set(state != BreakerState::default());
         match breaker.gate(&state, now, endpoint.timeout) {
             Gate::Closed => true,
             Gate::Open(until) => {
-                self.open_until.set(until);
+                if !behind {
+                    self.open_until.set(until);
+                }
                 false
             }
             Gate::Tried => false,
-            Gate::Trying(state) => tables::write_breaker(&endpoint.cluster, &state, version),
+            Gate::Trying(state) => tables::write_breaker(&name, &state, version),
         }
     }
 
     /// Tells the breaker how a call ended.
-    fn note_end(&self, answered: bool, now: Micros) {
+    fn note_end(&self, answered: bool, behind: bool, now: Micros) {
         let Some((endpoint, breaker)) = self.breaker() else { return };
-        if answered && !self.is_failing.replace(false) {
+        let is_failing = self.is_failing(behind);
+        if answered && !is_failing.replace(false) {
             return;
         }
+        let name = tables::breaker_name(&endpoint.cluster, behind);
         for _ in 0..MAX_LOST_RACES {
-            let (state, version) = tables::breaker(&endpoint.cluster);
+            let (state, version) = tables::breaker(&name);
             let new = if answered { Breaker::answered(&state) } else { breaker.failed(&state, now) };
             let Some(new) = new else { break };
-            if tables::write_breaker(&endpoint.cluster, &new, version) {
-                self.is_failing.set(!answered);
-                if new.is_open() != state.is_open() {
+            if tables::write_breaker(&name, &new, version) {
+                is_failing.set(!answered);
+                if !behind && new.is_open() != state.is_open() {
                     self.metrics.breaker(new.is_open());
                 }
                 break;
             }
         }
+    }
+
+    const fn is_failing(&self, behind: bool) -> &Cell<bool> {
+        if behind { &self.is_failing_behind } else { &self.is_failing }
     }
 
     fn breaker(&self) -> Option<(&Endpoint, Breaker)> {

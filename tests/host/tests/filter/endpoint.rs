@@ -26,6 +26,8 @@ pub enum Weather {
     Foul,
     /// No call can be sent.
     Down,
+    /// Every call breaks, at once.
+    Broken,
     /// No call ever ends.
     Silent,
 }
@@ -40,6 +42,7 @@ pub struct Endpoint {
 
 /// None of the fates by chance.
 const SLOW: u64 = 100;
+const BROKEN: u64 = 101;
 
 type Fate = (Option<u64>, Answer, Vec<(Digest, bool)>);
 
@@ -60,11 +63,13 @@ impl Endpoint {
             Weather::Good => 1,
             Weather::Foul => chance.below(20),
             Weather::Silent => 10,
+            Weather::Broken => BROKEN,
             Weather::Down => return None,
         };
         let soon = now + chance.below(timeout);
         Some(match fate {
             0 => self.answered(&request, now, now),
+            BROKEN => (Some(now), Answer { headers: None, body: Vec::new(), size: 0 }, Vec::new()),
             SLOW => self.answered(&request, now, now + timeout * 9 / 10),
             1..5 => self.answered(&request, now, soon),
             // Just before its end, when some have given up.

@@ -57,8 +57,6 @@ fn every_other_interleaving_too() {
 fn statuses(seed: u64, policies: Policies, shadow: bool) -> Vec<String> {
     let mut chance = Random::new(seed ^ 0x5aad);
     let mut endpoint = policies::endpoint(&mut chance);
-    // Calls for policies in shadow may find out first that the endpoint is away.
-    endpoint["breaker"] = "none".into();
     endpoint["max_in_flight"] = 256.into();
     let mut run = Run::new(seed, policies, &endpoint, 1, Weather::Still);
     for number in 0..chance.between(20, 120) as usize {
@@ -75,7 +73,7 @@ fn statuses(seed: u64, policies: Policies, shadow: bool) -> Vec<String> {
         }
         if chance.once_in(20) {
             run.pass_until(run.now() + 1_000_000);
-            run.world().endpoint.weather = chance.pick(&[Weather::Still, Weather::Down, Weather::Slow, Weather::Slow]);
+            run.world().endpoint.weather = chance.pick(&[Weather::Still, Weather::Down, Weather::Broken, Weather::Slow, Weather::Slow]);
         }
         run.request(1, policies::request(&mut chance, number));
         // Several in one turn, or one by one.

@@ -459,7 +459,7 @@ fn is_known_name(name: &str) -> bool {
     let number = |text: &str, end: u32| text.parse::<u32>().is_ok_and(|number| number < end);
     let format = FORMAT.to_string();
     match name.split('.').collect::<Vec<_>>()[..] {
-        ["tollgate", "breaker", "tollgate"] => true,
+        ["tollgate", "breaker" | "breaker_behind", "tollgate"] => true,
         ["tollgate", known, "proxy", set] => known == format && number(set, SETS),
         ["tollgate", known, "worker", worker, set] => known == format && number(worker, 1024) && number(set, SETS),
         ["tollgate", known, "claim", worker] => known == format && number(worker, 1024),
