@@ -73,7 +73,8 @@ fn statuses(seed: u64, policies: Policies, shadow: bool) -> Vec<String> {
         }
         if chance.once_in(20) {
             run.pass_until(run.now() + 1_000_000);
-            run.world().endpoint.weather = chance.pick(&[Weather::Still, Weather::Down, Weather::Broken, Weather::Slow, Weather::Slow]);
+            run.world().endpoint.weather =
+                chance.pick(&[Weather::Still, Weather::Down, Weather::Broken, Weather::Slow, Weather::Slow]);
         }
         run.request(1, policies::request(&mut chance, number));
         // Several in one turn, or one by one.
