@@ -95,13 +95,24 @@ fn shadows_are_counted_once(run: &Run) {
     }
 }
 
-/// Nobody is allowed by an answer that was for somebody else, nor by none.
+/// Nobody is allowed by an answer that was for somebody else, nor by none; and who waited for an answer gets it.
 fn verdicts_are_the_endpoints(run: &Run) {
     for (number, request) in run.requests.iter().enumerate() {
         let Some(mark) = request.mark(&run.set) else { continue };
         let told = run.told.get(&mark);
         if request.outcome() == "allowed" && told != Some(&true) {
             run.fail(&format!("request {number} is allowed, and the endpoint has said {told:?}"));
+        }
+    }
+    for (number, admitted) in &run.heard {
+        let request = &run.requests[*number];
+        let fits = match request.outcome() {
+            "allowed" => *admitted,
+            "denied" | "over_capacity" => !*admitted,
+            _ => request.state == State::Lost,
+        };
+        if !fits {
+            run.fail(&format!("request {number} is {}, and the endpoint has said {admitted}", request.outcome()));
         }
     }
 }

@@ -34,6 +34,8 @@ pub struct Run {
     pub requests: Vec<Request>,
     /// What the endpoint has said of marked requests, once the filter knows.
     pub told: HashMap<Digest, bool>,
+    /// Requests that waited when the endpoint's answer came, and what it said.
+    pub heard: Vec<(usize, bool)>,
     /// A root was deleted, or a VM died, with what it had to count.
     pub uncounted: bool,
 }
@@ -106,6 +108,7 @@ impl Run {
             configurations: 0,
             requests: Vec::new(),
             told: HashMap::new(),
+            heard: Vec::new(),
             uncounted: false,
         };
         // The main thread's VM has the configuration too, ticks, and serves nothing.
@@ -489,6 +492,11 @@ impl Run {
                 let (headers, size) = (call.answer.headers.as_ref().map_or(0, Vec::len), call.answer.size);
                 world.vms[vm].answer = Some(call.answer);
                 drop(world);
+                for (mark, admitted) in &call.verdicts {
+                    let waits =
+                        |request: &Request| request.state == State::Waiting && request.mark(&self.set) == Some(*mark);
+                    self.heard.extend(self.requests.iter().position(waits).map(|number| (number, *admitted)));
+                }
                 self.call(vm, call.owner, Callback::CallResponse { token, headers, size });
                 self.tell(vm, &call.verdicts);
             }
