@@ -26,6 +26,7 @@ pub struct EnvoyBuilder {
     endpoint: Option<SocketAddr>,
     cluster: &'static str,
     workers: u32,
+    drain_seconds: u32,
     as_struct: bool,
     stop_iteration: bool,
     /// Our filter stands there two times.
@@ -55,6 +56,7 @@ impl EnvoyBuilder {
             endpoint: None,
             cluster: "tollgate",
             workers: 2,
+            drain_seconds: 600,
             as_struct: false,
             stop_iteration: false,
             twice: false,
@@ -111,6 +113,12 @@ impl EnvoyBuilder {
     /// In front of an upstream after all.
     pub fn to(mut self, upstream: SocketAddr) -> Self {
         self.upstream = Some(upstream);
+        self
+    }
+
+    /// How long an old listener lives on; ten minutes, if nothing is said.
+    pub fn drain_seconds(mut self, seconds: u32) -> Self {
+        self.drain_seconds = seconds;
         self
     }
 
@@ -190,6 +198,7 @@ impl EnvoyBuilder {
         let mut command = Command::new(tool("ENVOY_BIN"));
         command.arg("-c").arg(path("envoy.json")).arg("--admin-address-path").arg(path("admin"));
         command.args(["--concurrency", &self.workers.to_string(), "--disable-hot-restart", "-l", "warning"]);
+        command.args(["--drain-time-s", &self.drain_seconds.to_string()]);
         command.args(["--component-log-level", "wasm:info"]).env("TOLLGATE_HASH_KEY", HASH_KEY);
         let mut process = Process::start(&mut command, &path("envoy.log"));
         let started = eventually("Envoy listens", async || {

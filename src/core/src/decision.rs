@@ -472,9 +472,10 @@ impl Decision {
         standings
     }
 
-    /// What an outcome of this decision was for each policy that applied, once each.
-    pub fn parts(&self, outcome: &Outcome, set: &PolicySet) -> Vec<(usize, Part)> {
-        let standings = self.standings(set);
+    /// What an outcome of this decision was for each policy that applied, once each; with its
+    /// [`standings`](Self::standings).
+    #[must_use]
+    pub fn parts(&self, outcome: &Outcome, standings: &[Standing], set: &PolicySet) -> Vec<(usize, Part)> {
         let never = |policy| standings.iter().any(|one| one.policy == policy && one.verdict == Verdict::Never);
         let charged = self.plan.charges.iter().map(|charge| charge.policy);
         let refused = self.plan.refusals.iter().filter(|refusal| refusal.enforced).map(|refusal| refusal.policy);

@@ -184,9 +184,9 @@ pub(crate) fn define_metric(kind: Kind, name: &str) -> Option<u32> {
     (unsafe { proxy_define_metric(kind as u32, name.as_ptr(), name.len(), &raw mut metric) } == OK).then_some(metric)
 }
 
-pub(crate) fn increment(metric: u32) {
+pub(crate) fn increment(metric: u32, by: i64) {
     // SAFETY: no memory is passed.
-    unsafe { proxy_increment_metric(metric, 1) };
+    unsafe { proxy_increment_metric(metric, by) };
 }
 
 /// Sets a gauge, or adds a value to a histogram.

@@ -3,7 +3,7 @@
 
 use crate::host::{self, Kind};
 use core::cell::{Cell, RefCell};
-use tollgate_core::decision::{Contention, Decision, FailCause, Outcome, Part};
+use tollgate_core::decision::{Contention, Decision, FailCause, Outcome, Part, Standing};
 use tollgate_core::policy::{Enforcement, IdentityResult, OnMissing, Plan, Policy, PolicySet, Route};
 use tollgate_core::units::Micros;
 
@@ -19,7 +19,8 @@ pub(crate) struct Metrics {
     call: Metric,
     breaker_open: Metric,
     breaker_opened: Metric,
-    /// 1 once this configuration has decided a request.
+    /// On how many workers a configuration of this version decides: a later one may have the same, and is there before
+    /// this one goes.
     version: Metric,
     in_force: Cell<bool>,
     /// For each identity, by its place.
@@ -83,7 +84,7 @@ impl Metrics {
     pub(crate) fn plan(&self, plan: &Plan) {
         // Not when it is defined: a configuration that Envoy then refuses has been read too.
         if !self.in_force.replace(true) {
-            self.version.set(1);
+            self.version.add(1);
         }
         for (index, result) in &plan.identities {
             let counters = self.identities.get(*index).into_iter().flatten();
@@ -109,11 +110,11 @@ impl Metrics {
     }
 
     /// What became of a request, as a whole and for each policy.
-    pub(crate) fn decided(&self, decision: &Decision, outcome: &Outcome, set: &PolicySet) {
+    pub(crate) fn decided(&self, decision: &Decision, outcome: &Outcome, standings: &[Standing], set: &PolicySet) {
         if let Some(requests) = self.of_route(decision.plan().route) {
             increment(&requests.parts, outcome.part());
         }
-        for (index, part) in decision.parts(outcome, set) {
+        for (index, part) in decision.parts(outcome, standings, set) {
             if let Some(policy) = self.policies.get(index) {
                 increment(&policy.parts, part);
             }
@@ -175,7 +176,7 @@ impl Metrics {
 impl Drop for Metrics {
     fn drop(&mut self) {
         if self.in_force.get() {
-            self.version.set(0);
+            self.version.add(-1);
         }
     }
 }
@@ -247,8 +248,13 @@ impl Metric {
     }
 
     fn increment(&self) {
+        self.add(1);
+    }
+
+    /// A gauge may go down.
+    fn add(&self, by: i64) {
         if let Some(id) = self.0 {
-            host::increment(id);
+            host::increment(id, by);
         }
     }
 

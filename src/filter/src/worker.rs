@@ -16,7 +16,7 @@ use tollgate_core::breaker::{Breaker, BreakerState, Gate};
 use tollgate_core::decision::{Decision, FailCause, Outcome, Rejection, Standing, Step};
 use tollgate_core::fields::{self, Header};
 use tollgate_core::gather::Gather;
-use tollgate_core::policy::{Endpoint, PolicySet, Scope, Sharing};
+use tollgate_core::policy::{Endpoint, LegacyReset, PolicySet, Responses, Scope, Sharing};
 use tollgate_core::reply::{Caller, Reply};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{ADMIT_PATH, AdmitAnswer, AdmitRequest, DecisionAnswer, MAX_BODY};
@@ -179,8 +179,8 @@ impl Worker {
 
     /// Counts the outcome of the effective context's request, and notes it; gives the reply where there is one.
     fn decided(&self, ticket: &Ticket, decision: &Decision, outcome: &Outcome) -> Option<Reply> {
-        self.metrics.decided(decision, outcome, &self.set);
         let standings = decision.standings(&self.set);
+        self.metrics.decided(decision, outcome, &standings, &self.set);
         host::note("tollgate", &summary(outcome, &standings, &self.set));
         match outcome {
             Outcome::Admit(_) => {
@@ -232,13 +232,13 @@ impl Worker {
     /// Who gets the reply that the effective context's request is to have.
     fn caller(&self) -> Caller {
         let header = |name| host::header(Map::Request, name).unwrap_or_default();
-        let jitter = self.set.responses.retry_after_jitter > 0;
-        let random = if jitter { host::random().unwrap_or(0) } else { 0 };
+        let Responses { retry_after_jitter, legacy, .. } = &self.set.responses;
+        let random = if *retry_after_jitter > 0 { host::random().unwrap_or(0) } else { 0 };
         Caller {
             content_type: header("content-type"),
             origin: header("origin"),
             random: u32::try_from(random >> 32).unwrap_or(0),
-            clock: host::unix_seconds(),
+            clock: if *legacy == Some(LegacyReset::Epoch) { host::unix_seconds() } else { 0 },
         }
     }
 
@@ -257,9 +257,9 @@ impl Worker {
     fn may_tell(&self, headers: &[Header]) -> bool {
         let sent = |name| host::header(Map::Response, name);
         // An upstream that limits by itself knows what it says. What a shared cache keeps would be told to others
-        // (RFC 9111 §3.5).
+        // (RFC 9111 §3.5); its directives may be in several lines, which the property has all.
         let is_left_alone = sent(":status").as_deref() == Some(b"429")
-            || sent("cache-control").is_some_and(|value| is_shared(&value))
+            || host::property("response\0headers\0cache-control").is_some_and(|value| is_shared(&value))
             || (!self.set.responses.replace_upstream && headers.iter().any(|(name, _)| sent(name).is_some()));
         !is_left_alone
     }

@@ -107,7 +107,8 @@ pub fn decide(
         clock: u64::MAX,
     };
     let (decision, outcome) = run(Decision::new(plan, set), set, now, stored, answer);
-    let (standings, parts) = (decision.standings(set), decision.parts(&outcome, set));
+    let standings = decision.standings(set);
+    let parts = decision.parts(&outcome, &standings, set);
     let fields = match &outcome {
         Outcome::Admit(_) => fields::of_admitted(&standings, set, || caller.clock),
         Outcome::Reject(rejection) => {

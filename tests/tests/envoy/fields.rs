@@ -105,6 +105,8 @@ async fn the_fields_of_an_upstream_give_way_or_stay_and_are_never_there_twice() 
         assert_eq!(names(&theirs("200", &[("x-answer-cache-control", shared)]).await), ["theirs"], "{shared}");
     }
     assert_eq!(names(&theirs("200", &[("x-answer-cache-control", "private, max-age=9")]).await), ["ours"]);
+    let two = [("x-answer-cache-control", "max-age=300"), ("x-answer-cache-control", "public")];
+    assert_eq!(names(&theirs("200", &two).await), ["theirs"], "in two lines");
 
     envoy.push(policy(json!({"upstream_headers": "keep"}))).await;
     eventually("the new policy is in force", async || match names(&theirs("200", &[]).await).as_slice() {

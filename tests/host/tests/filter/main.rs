@@ -18,7 +18,10 @@ use crate::run::Run;
 
 /// Seeds to run: those of this test, or the one that is asked for.
 fn seeds(part: u64, usual: u64) -> impl Iterator<Item = u64> {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let number = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name} must be a whole number, is {text:?}")))
+    };
     let (first, count) = match number("TOLLGATE_SEED") {
         Some(seed) => (seed, 1),
         None => (part << 32, number("TOLLGATE_RUNS").unwrap_or(usual)),

@@ -134,6 +134,12 @@ pub enum After {
     Reply { stream: u32, headers: Headers },
 }
 
+/// Every line of a header, with commas between.
+fn all_lines(headers: &Headers, name: &str) -> Result<Vec<u8>, u32> {
+    let lines: Vec<&[u8]> = headers.iter().filter(|(known, _)| known == name).map(|(_, value)| &value[..]).collect();
+    if lines.is_empty() { Err(NOT_FOUND) } else { Ok(lines.join(&b',')) }
+}
+
 impl World {
     pub fn new(seed: u64, endpoint: Endpoint) -> Self {
         let mut chance = Random::new(seed ^ 0x7711);
@@ -246,11 +252,8 @@ impl World {
         let stream = vm.streams.get(&vm.effective).ok_or(NOT_FOUND)?;
         match path.split('\0').collect::<Vec<_>>()[..] {
             ["source", "address"] => Ok(b"192.0.2.7:5000".to_vec()),
-            ["request", "headers", name] if stream.readable => {
-                let lines: Vec<&[u8]> =
-                    stream.headers.iter().filter(|(known, _)| known == name).map(|(_, value)| &value[..]).collect();
-                if lines.is_empty() { Err(NOT_FOUND) } else { Ok(lines.join(&b',')) }
-            }
+            ["request", "headers", name] if stream.readable => all_lines(&stream.headers, name),
+            ["response", "headers", name] => all_lines(stream.response.as_ref().ok_or(NOT_FOUND)?, name),
             _ => Err(NOT_FOUND),
         }
     }

@@ -128,6 +128,19 @@ mod properties {
 
     const SECOND: u64 = 1_000_000;
 
+    /// What is admitted of requests that each have a plan, a cost, and a time since the one before: when, and the cost.
+    fn admitted(set: &PolicySet, requests: Vec<(usize, u64, u64)>) -> Vec<(u64, u64)> {
+        let (mut stored, mut now, mut admitted) = (Stored::default(), 1_000_000 * SECOND, Vec::new());
+        for (plan, cost, gap) in requests {
+            now += gap;
+            let limit = limit_of(set, &plan.wrapping_sub(1).to_string());
+            if stored.admits(&limit, Tokens::new(cost).unwrap(), Micros::new(now)) {
+                admitted.push((now, cost));
+            }
+        }
+        admitted
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
 
@@ -149,14 +162,7 @@ mod properties {
             let most = numbers.iter().map(|(capacity, _)| *capacity).max().unwrap();
             // Of ten seconds.
             let refill = if gcra { 2 * most } else { numbers.iter().map(|(_, refill)| *refill).max().unwrap() };
-            let (mut stored, mut now, mut admitted) = (Stored::default(), 1_000_000 * SECOND, Vec::new());
-            for (plan, cost, gap) in steps {
-                now += gap;
-                let limit = limit_of(&set, &plan.wrapping_sub(1).to_string());
-                if stored.admits(&limit, Tokens::new(cost).unwrap(), Micros::new(now)) {
-                    admitted.push((now, cost));
-                }
-            }
+            let admitted = admitted(&set, steps);
             for (index, (start, _)) in admitted.iter().enumerate() {
                 let mut sum = 0;
                 for (at, cost) in &admitted[index..] {
@@ -179,14 +185,7 @@ mod properties {
             let plans: Vec<&str> = limits.iter().map(String::as_str).collect();
             let set = read(&planned(plans[0], &plans[1..]));
             let most = *capacities.iter().max().unwrap();
-            let (mut stored, mut now, mut admitted) = (Stored::default(), 1_000_000 * SECOND, Vec::new());
-            for (plan, cost, gap) in steps {
-                now += gap;
-                let limit = limit_of(&set, &plan.wrapping_sub(1).to_string());
-                if stored.admits(&limit, Tokens::new(cost).unwrap(), Micros::new(now)) {
-                    admitted.push((now, cost));
-                }
-            }
+            let admitted = admitted(&set, steps);
             for (start, _) in &admitted {
                 let start = if log { *start } else { start - start % (10 * SECOND) };
                 let within = admitted.iter().filter(|(at, _)| (start..start + 10 * SECOND).contains(at));
