@@ -123,7 +123,10 @@ async fn the_capabilities_that_check_asks_for_are_enough() {
     let builder = EnvoyBuilder::new(policies, upstream.address).endpoint(endpoint.address);
     let mut envoy = builder.capabilities(&names).start().await;
     let client = envoy.client();
-    assert_eq!(admitted(&burst(5, 1, |_| client.get_as("k")).await), 2);
+    let replies = burst(5, 1, |_| client.get_as("k")).await;
+    assert_eq!(admitted(&replies), 2);
+    assert!(replies.iter().all(|reply| reply.header("ratelimit").is_some()), "callers are told");
+    assert_eq!((envoy.outcome("denied").await, envoy.count("version.test").await > 0), (3, true));
     envoy.assert_sound();
 }
 

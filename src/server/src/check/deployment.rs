@@ -7,8 +7,8 @@ use tollgate_core::policy::PolicySet;
 use tollgate_core::units::Micros;
 
 /// What the filter calls and what it is called by. Without the first ones it does not start; without others it does, and
-/// decides nothing.
-const CALLS: &[&str] = &[
+/// decides nothing, or says nothing of what it has decided.
+pub const CALLS: &[&str] = &[
     // WASI
     "clock_time_get",
     "environ_get",
@@ -26,9 +26,12 @@ const CALLS: &[&str] = &[
     "proxy_http_call",
     "proxy_increment_metric",
     "proxy_log",
+    "proxy_record_metric",
     "proxy_register_shared_queue",
+    "proxy_replace_header_map_value",
     "proxy_send_local_response",
     "proxy_set_effective_context",
+    "proxy_set_property",
     "proxy_set_shared_data",
     "proxy_set_tick_period_milliseconds",
     // The filter's own, which the host calls
@@ -42,6 +45,7 @@ const CALLS: &[&str] = &[
     "proxy_on_request_body",
     "proxy_on_request_headers",
     "proxy_on_request_trailers",
+    "proxy_on_response_headers",
     "proxy_on_tick",
     "proxy_on_vm_start",
 ];

@@ -421,3 +421,19 @@ proptest! {
         report.json();
     }
 }
+
+#[test]
+fn the_capabilities_are_all_that_the_filter_uses() {
+    let host = read_file("src/filter/src/host.rs");
+    let callbacks = read_file("src/filter/src/lib.rs");
+    let function =
+        |line: &str| line.trim().strip_prefix("fn ").and_then(|rest| Some(rest.split_once('(')?.0.to_owned()));
+    // What it imports by itself; the SDK imports the call to the endpoint.
+    let imports = host.lines().take_while(|line| !line.starts_with("const OK")).filter_map(function);
+    let called = callbacks.lines().filter_map(function).filter(|name| name.starts_with("on_"));
+    let exports = called.filter(|name| name != "on_http_call_response").map(|name| name.replacen("on_http_", "on_", 1));
+    let used: Vec<String> = imports.chain(exports.map(|name| format!("proxy_{name}"))).collect();
+    assert!(used.len() > 25, "{used:?}");
+    let missing: Vec<&String> = used.iter().filter(|name| !deployment::CALLS.contains(&name.as_str())).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
