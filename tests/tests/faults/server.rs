@@ -77,11 +77,14 @@ async fn a_server_that_becomes_a_replica_is_left() {
 #[tokio::test]
 async fn a_server_that_is_loading_is_waited_for() {
     // F42
-    let mut redis = Redis::start_with(&["--appendonly", "yes", "--key-load-delay", "1"]).await;
-    let fill = "for key = 1, 40000 do redis.call('SET', key, 'x') end";
+    // Some four seconds of loading, a millisecond for each key, after each of which it answers who asks.
+    let slow = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no"];
+    let mut redis = Redis::start_with(&slow).await;
+    let fill = "for key = 1, 4000 do redis.call('SET', key, string.rep('x', 1024)) end";
     redis::cmd("EVAL").arg(fill).arg(0).query_async::<()>(&mut redis.connect().await).await.expect("keys");
     let spender = Spender::over(&redis.url(), &[]).await;
     assert_eq!(spender.spend(1).await, Some(99));
+    redis.run::<()>("SAVE").await;
     redis.process.kill();
     let restart = redis.restart();
     let spend = spender.fails_by(1, "loading");
