@@ -70,9 +70,15 @@ impl Process {
         let _ = self.child.wait();
     }
 
-    /// SIGSTOP: it holds its connections and answers nothing.
+    /// SIGSTOP: it holds its connections and answers nothing, once this returns.
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
+        // SAFETY: all zeros are a valid value of what is only written to.
+        let mut info = unsafe { std::mem::zeroed() };
+        let what = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
+        // SAFETY: the process is a child that has not been waited for, and is not by this.
+        let waited = unsafe { libc::waitid(libc::P_PID, self.child.id(), &raw mut info, what) };
+        assert_eq!(waited, 0, "{} stops", self.log.display());
     }
 
     /// SIGCONT.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard};
 use tollgate_tests::{
-    Endpoint, Envoy, EnvoyBuilder, FakeEndpoint, NEVER, Redis, Reply, Upstream, bucket, burst, config, eventually,
+    Endpoint, Envoy, EnvoyBuilder, FakeEndpoint, Lateness, NEVER, Redis, Upstream, bucket, burst, config, eventually,
     global,
 };
 
@@ -51,16 +51,16 @@ async fn statuses(envoy: &Envoy, path: &str, count: usize) -> Vec<u16> {
     burst(count, 1, |_| client.get(path)).await.iter().map(|reply| reply.status).collect()
 }
 
-/// Almost all came in time. One in a hundred may have waited for a processor that is shared with other things, but
-/// none may have been forgotten.
-fn assert_in_time(what: &str, replies: &[Reply]) {
-    let mut took: Vec<Duration> = replies.iter().map(|reply| reply.took).collect();
+/// Almost all came in time, but for what the machine itself is late by; and none was forgotten.
+fn assert_in_time(what: &str, took: impl Iterator<Item = Duration>, machine: Lateness) {
+    let machine = machine.worst();
+    let mut took: Vec<Duration> = took.collect();
     took.sort();
-    let late = took.len() / 100;
-    let (p50, p99, worst) = (took[took.len() / 2], took[took.len() - 1 - late], took[took.len() - 1]);
-    println!("{what}: {} requests, p50 {p50:?}, p99 {p99:?}, worst {worst:?}", took.len());
-    assert!(p99 <= TIMEOUT + LATE, "{what}: p50 {p50:?}, p99 {p99:?}, worst {worst:?}");
-    assert!(worst <= TIMEOUT + Duration::from_millis(500), "{what}: {worst:?}");
+    let (p50, p99, worst) = (took[took.len() / 2], took[took.len() * 99 / 100 - 1], took[took.len() - 1]);
+    let figures = format!("p50 {p50:?}, p99 {p99:?}, worst {worst:?}; threads that only sleep: {machine:?} late");
+    println!("{what}: {} requests, {figures}", took.len());
+    assert!(p99 <= TIMEOUT + LATE + machine, "{what}: {figures}");
+    assert!(worst <= TIMEOUT + Duration::from_millis(500), "{what}: {figures}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,6 +75,7 @@ async fn an_endpoint_that_is_killed_and_comes_back() {
 
     // Killed while requests run.
     let client = envoy.client();
+    let machine = Lateness::watch();
     let load = tokio::spawn(async move {
         let start = Instant::now();
         let replies = burst(6000, 8, |_| async {
@@ -102,7 +103,7 @@ async fn an_endpoint_that_is_killed_and_comes_back() {
     assert!(replies.iter().all(|reply| matches!(reply.status, 200 | 503)));
     assert!(refused > 0 && refused < replies.len(), "{refused} of {} were 503", replies.len());
     println!("killed and restarted: {refused} of {} were 503 in {took:?}", replies.len());
-    assert_in_time("killed and restarted", &replies);
+    assert_in_time("killed and restarted", replies.iter().map(|reply| reply.took), machine);
     assert!(envoy.count("failure.refused").await > 0);
     assert_eq!(envoy.stat("http.proxy.downstream_rq_active").await, 0, "nothing hangs");
     envoy.assert_sound();
@@ -120,10 +121,11 @@ async fn an_endpoint_that_takes_requests_and_never_answers() {
     assert_eq!(statuses(&envoy, "/closed", 5).await, [200; 5]);
     endpoint.process.freeze();
     for (path, status) in [("/open", 200), ("/closed", 503), ("/all", 503)] {
+        let machine = Lateness::watch();
         let replies = burst(300, 16, |_| client.get(path)).await;
         assert!(replies.iter().all(|reply| reply.status == status), "{path}");
         assert!(replies.iter().all(|reply| reply.took >= Duration::from_millis(1)), "{path}: asked first");
-        assert_in_time(path, &replies);
+        assert_in_time(path, replies.iter().map(|reply| reply.took), machine);
     }
     assert_eq!(statuses(&envoy, "/local", 5).await, [200, 200, 200, 429, 429]);
     endpoint.process.thaw();
@@ -238,9 +240,10 @@ async fn an_answer_whose_body_never_ends() {
     .await;
     let mut envoy = EnvoyBuilder::new(fail_modes(), upstream.address).endpoint(fake.address).start().await;
     let client = envoy.client();
+    let machine = Lateness::watch();
     let replies = burst(300, 8, |_| client.get("/closed")).await;
     assert!(replies.iter().all(|reply| reply.status == 503));
-    assert_in_time("a body that never ends", &replies);
+    assert_in_time("a body that never ends", replies.iter().map(|reply| reply.took), machine);
     envoy.assert_sound();
 }
 

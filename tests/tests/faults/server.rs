@@ -78,7 +78,8 @@ async fn a_server_that_becomes_a_replica_is_left() {
 async fn a_server_that_is_loading_is_waited_for() {
     // F42
     // Some four seconds of loading, a millisecond for each key, after each of which it answers who asks.
-    let slow = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no"];
+    let slow =
+        ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no"];
     let mut redis = Redis::start_with(&slow).await;
     let fill = "for key = 1, 4000 do redis.call('SET', key, string.rep('x', 1024)) end";
     redis::cmd("EVAL").arg(fill).arg(0).query_async::<()>(&mut redis.connect().await).await.expect("keys");
