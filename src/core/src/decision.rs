@@ -368,8 +368,10 @@ impl Decision {
             policy: policy.name.clone(),
             key: charge.key,
             group: charge.group,
-            cost: Cost(charge.cost),
+            cost: Some(Cost(charge.cost)),
             limit: charge.limit,
+            lease: None,
+            learn: false,
         });
         DecisionRequest { id: None, charges: charges.collect() }
     }

@@ -7,6 +7,7 @@
 
 mod calendar;
 mod gcra;
+pub mod outstanding;
 mod sliding_log;
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@
 //! free way starts from what the overflow bucket has left, so moving never mints units.
 
 use crate::key::Digest;
+use crate::limit::outstanding::{Outstanding, forgotten_at, generation};
 use crate::limit::{Algorithm, Balance, TokenBucket};
 use crate::units::{Micros, Tokens};
 
@@ -35,21 +36,8 @@ struct Entry {
     key: Digest,
     overflow: bool,
     balance: Balance,
-    held: Held,
+    held: Outstanding,
     full_at: Micros,
-}
-
-/// Units that were taken for requests which are not decided yet, and may come back.
-///
-/// While they are out the bucket refills to the capacity less those. Otherwise they could come back to a bucket that
-/// has filled up without them, and both be spent at once. They are counted in two generations of [`HOLD_LIFE`], so that
-/// what a worker never settles (it died) is forgotten.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Held {
-    /// Held in the generation of the balance's time.
-    current: u64,
-    /// Held in the one before.
-    previous: u64,
 }
 
 /// A bucket as found in a set.
@@ -57,7 +45,7 @@ struct Held {
 pub struct Seat {
     key: Digest,
     overflow: bool,
-    held: Held,
+    held: Outstanding,
     /// What it holds now.
     pub balance: Balance,
 }
@@ -132,14 +120,17 @@ impl SlotSet {
         let (key, is_overflow) = if free { (key, false) } else { (overflow, true) };
         match self.find(overflow, true) {
             // It brings its debt along, but not what others may still give back to the shared bucket.
-            Some(shared) if free => Seat { key, overflow: false, held: Held::default(), ..shared.seat(limit, now) },
+            Some(shared) if free => {
+                Seat { key, overflow: false, held: Outstanding::default(), ..shared.seat(limit, now) }
+            }
             Some(shared) => shared.seat(limit, now),
             // No room for one more: nothing is there.
             None if is_overflow && self.entries.len() >= MAX_ENTRIES => {
-                let balance = Balance { tokens: 0, fraction: 0, period: limit.refill.period(), at: now };
-                Seat { key, overflow: true, held: Held::default(), balance }
+                Seat { key, overflow: true, held: Outstanding::default(), balance: limit.empty(now) }
             }
-            None => Seat { key, overflow: is_overflow, held: Held::default(), balance: limit.advance(None, now) },
+            None => {
+                Seat { key, overflow: is_overflow, held: Outstanding::default(), balance: limit.advance(None, now) }
+            }
         }
     }
 
@@ -153,9 +144,9 @@ impl SlotSet {
     /// [`give_back`](Self::give_back).
     #[must_use]
     pub fn hold(&mut self, mut seat: Seat, cost: Tokens, limit: &TokenBucket, now: Micros) -> Hold {
-        let hold = Hold { key: seat.key, overflow: seat.overflow, generation: generation(now) };
+        let hold = Hold { key: seat.key, overflow: seat.overflow, generation: generation(now, HOLD_LIFE) };
         limit.spend(&mut seat.balance, cost, now);
-        seat.held.current = seat.held.current.saturating_add(cost.count());
+        seat.held.take(cost.count());
         self.put(seat, limit, now);
         hold
     }
@@ -173,7 +164,7 @@ impl SlotSet {
     fn settle(&mut self, hold: Hold, cost: Tokens, limit: &TokenBucket, now: Micros, back: bool) {
         let Some(entry) = self.find(hold.key, hold.overflow) else { return };
         let mut seat = entry.seat(limit, now);
-        let released = seat.held.release(hold.generation, cost.count(), now);
+        let released = seat.held.release(hold.generation, cost.count(), generation(now, HOLD_LIFE));
         if back {
             seat.balance.tokens = seat.balance.tokens.saturating_add(released);
         }
@@ -185,8 +176,7 @@ impl SlotSet {
     fn put(&mut self, seat: Seat, limit: &TokenBucket, now: Micros) {
         let mut full_at = limit.full_at(&seat.balance, now);
         if seat.held.total() > 0 {
-            let forgotten = HOLD_LIFE.count().saturating_mul(generation(now).saturating_add(2));
-            full_at = full_at.plus(Micros::new(forgotten).since(now));
+            full_at = full_at.plus(forgotten_at(now, HOLD_LIFE).since(now));
         }
         self.entries.retain(|entry| entry.key != seat.key || entry.overflow != seat.overflow);
         if full_at > now {
@@ -200,53 +190,18 @@ impl SlotSet {
     }
 }
 
-impl Held {
-    const fn total(self) -> u64 {
-        self.current.saturating_add(self.previous)
-    }
-
-    /// One generation later.
-    const fn turn(self) -> Self {
-        Self { current: 0, previous: self.current }
-    }
-
-    /// Takes out what was held in a generation; gives how much of it was still counted.
-    fn release(&mut self, generation: u64, cost: u64, now: Micros) -> u64 {
-        let place = match self::generation(now).saturating_sub(generation) {
-            0 => &mut self.current,
-            1 => &mut self.previous,
-            _ => return 0,
-        };
-        let released = cost.min(*place);
-        *place = place.saturating_sub(released);
-        released
-    }
-}
-
-fn generation(at: Micros) -> u64 {
-    at.count().checked_div(HOLD_LIFE.count()).unwrap_or(0)
-}
-
 impl Entry {
     /// The bucket as it is now: refilled beside what is held, generation by generation.
     fn seat(&self, limit: &TokenBucket, now: Micros) -> Seat {
-        let (mut balance, mut held) = (self.balance, self.held);
-        let mut turned = generation(balance.at);
-        while held.total() > 0 && turned < generation(now) {
-            turned = turned.saturating_add(1);
-            let end = Micros::new(HOLD_LIFE.count().saturating_mul(turned));
-            balance = limit.refill_beside(Some(balance), end, held.total());
-            held = held.turn();
-        }
-        balance = limit.refill_beside(Some(balance), now, held.total());
+        let (balance, held) = limit.refill_beside_all(self.balance, self.held, HOLD_LIFE, now);
         Seat { key: self.key, overflow: self.overflow, held, balance }
     }
 
     fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.extend(self.key.as_bytes());
         bytes.push(u8::from(self.overflow));
-        let Balance { tokens, fraction, period, at } = self.balance;
-        let Held { current, previous } = self.held;
+        let Balance { tokens, fraction, period, at, .. } = self.balance;
+        let Outstanding { current, previous } = self.held;
         for number in [tokens, fraction, period, at.count(), current, previous, self.full_at.count()] {
             bytes.extend(number.to_le_bytes());
         }
@@ -265,8 +220,14 @@ impl Entry {
                 1 => true,
                 _ => return None,
             },
-            balance: Balance { tokens: next()?, fraction: next()?, period: next()?, at: Micros::new(next()?) },
-            held: Held { current: next()?, previous: next()? },
+            balance: Balance {
+                tokens: next()?,
+                fraction: next()?,
+                period: next()?,
+                at: Micros::new(next()?),
+                lent: Outstanding::default(),
+            },
+            held: Outstanding { current: next()?, previous: next()? },
             full_at: Micros::new(next()?),
         })
     }

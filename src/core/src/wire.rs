@@ -4,6 +4,7 @@
 //! in the same order. Unknown fields are ignored on both sides, so that either can be upgraded first.
 
 use crate::key::Digest;
+use crate::lease::{LeaseCall, LeaseRecord};
 use crate::limit::{
     CalendarUnit, CalendarWindow, FixedWindow, Gcra, Limit, MAX_LOG, SlidingLog, SlidingWindow, TokenBucket, Window,
     ZoneName,
@@ -62,10 +63,15 @@ pub struct ChargeRequest {
     pub key: Digest,
     /// Names what the bucket is stored together with: 32 hexadecimal digits.
     pub group: Digest,
-    /// Units to take: 1 to 999 999 999 999.
-    pub cost: Cost,
+    /// Units to take: 1 to 999 999 999 999. `None`, which only a charge with a lease may have: none, it is about the
+    /// lease alone.
+    pub cost: Option<Cost>,
     /// The limit, in a field that is named after its algorithm.
     pub limit: Limit,
+    /// A report about a lease of this bucket, and a wish for more; token buckets alone have leases.
+    pub lease: Option<LeaseCall>,
+    /// Whether a bucket that the store has lost begins empty, and not full.
+    pub learn: bool,
 }
 
 /// A charge as it is written: exactly one of the limits.
@@ -75,7 +81,12 @@ struct RawCharge {
     policy: String,
     key: Digest,
     group: Digest,
-    cost: Cost,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    cost: Option<Cost>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    lease: Option<RawLeaseCall>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    lost_state: Option<LostState>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     token_bucket: Option<BucketSpec>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -86,6 +97,32 @@ struct RawCharge {
     sliding_window: Option<WindowSpec>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     sliding_log: Option<WindowSpec>,
+}
+
+/// A lease call as it is written.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(remote = "Self")]
+struct RawLeaseCall {
+    lessee: Digest,
+    seq: Whole,
+    #[serde(default)]
+    acked: Whole,
+    #[serde(default)]
+    kept: Whole,
+    #[serde(default)]
+    returned: Whole,
+    #[serde(default)]
+    wanted: Whole,
+}
+
+/// What becomes of a bucket that the store has lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum LostState {
+    /// It begins empty.
+    Learn,
+    /// It is full, as every bucket that nothing is stored of.
+    Full,
 }
 
 /// A decision's id: 1 to [`MAX_ID`] visible ASCII characters, chosen by who asks, different for different decisions.
@@ -126,7 +163,7 @@ pub struct Cost(pub Tokens);
 
 /// A whole number, which JSON may also write as `5.0` or `5e0`: a value is an integer by what it is, not by how it is
 /// written (JSON Schema Core 2020-12, section 4.2.3; RFC 8259, section 6).
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Copy, Default, Serialize)]
 struct Whole(u64);
 
 /// The numbers of a token bucket: `{"capacity":20,"refill":5,"per_us":1000000}`.
@@ -219,6 +256,9 @@ struct RawAnswer {
 pub struct Admitted {
     /// Whole units.
     pub remaining: u64,
+    /// What is lent to whoever asked with a lease call; left out where that came too late.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseAnswer>,
 }
 
 /// What one bucket says to a request that was denied.
@@ -230,6 +270,19 @@ pub struct Denied {
     /// Why this bucket denied; left out when it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub denied: Option<Denial>,
+    /// What is lent to whoever asked with a lease call; left out where that came too late.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseAnswer>,
+}
+
+/// What is lent to whoever asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
+pub struct LeaseAnswer {
+    /// The number of the call that is answered.
+    pub seq: u64,
+    /// Units that the lessee has now: those that it keeps, and new ones.
+    pub units: u64,
 }
 
 /// Why one bucket denied.
@@ -438,6 +491,44 @@ fn span_of(Whole(window_us): Whole) -> Result<Micros, String> {
     Err(format!("window_us must be between 1 and {MAX_PERIOD}, is {window_us}"))
 }
 
+impl TryFrom<RawLeaseCall> for LeaseCall {
+    type Error = String;
+
+    fn try_from(raw: RawLeaseCall) -> Result<Self, String> {
+        let RawLeaseCall { lessee, seq, acked, kept, returned, wanted } = raw;
+        let units = |name, Whole(count): Whole| {
+            let error = || format!("lease.{name} must be between 0 and {MAX_TOKENS}, is {count}");
+            Some(count).filter(|count| *count <= MAX_TOKENS).ok_or_else(error)
+        };
+        // Up to 2^53, as far as every reader of JSON is exact.
+        if !(1..=Micros::MAX.count()).contains(&seq.0) || acked.0 >= seq.0 {
+            return Err(format!("lease.seq must be between 1 and {} and above acked", Micros::MAX.count()));
+        }
+        Ok(Self {
+            lessee,
+            seq: seq.0,
+            acked: acked.0,
+            kept: units("kept", kept)?,
+            returned: units("returned", returned)?,
+            wanted: units("wanted", wanted)?,
+        })
+    }
+}
+
+impl From<LeaseCall> for RawLeaseCall {
+    fn from(call: LeaseCall) -> Self {
+        let LeaseCall { lessee, seq, acked, kept, returned, wanted } = call;
+        let [seq, acked, kept, returned, wanted] = [seq, acked, kept, returned, wanted].map(Whole);
+        Self { lessee, seq, acked, kept, returned, wanted }
+    }
+}
+
+impl From<LeaseRecord> for LeaseAnswer {
+    fn from(record: LeaseRecord) -> Self {
+        Self { seq: record.seq, units: record.units }
+    }
+}
+
 impl TryFrom<RawCharge> for ChargeRequest {
     type Error = String;
 
@@ -465,18 +556,28 @@ impl TryFrom<RawCharge> for ChargeRequest {
                     .into());
             }
         };
-        Ok(Self { policy: raw.policy, key: raw.key, group: raw.group, cost: raw.cost, limit })
+        let lease = raw.lease.map(LeaseCall::try_from).transpose()?;
+        if lease.is_some() && !matches!(limit, Limit::TokenBucket(_)) {
+            return Err("lease: only a token_bucket has leases".into());
+        }
+        if raw.cost.is_none() && lease.is_none() {
+            return Err("missing field `cost`: only a charge with a `lease` may have none".into());
+        }
+        let learn = raw.lost_state == Some(LostState::Learn);
+        Ok(Self { policy: raw.policy, key: raw.key, group: raw.group, cost: raw.cost, limit, lease, learn })
     }
 }
 
 impl From<ChargeRequest> for RawCharge {
     fn from(charge: ChargeRequest) -> Self {
-        let ChargeRequest { policy, key, group, cost, limit } = charge;
+        let ChargeRequest { policy, key, group, cost, limit, lease, learn } = charge;
         let mut raw = Self {
             policy,
             key,
             group,
             cost,
+            lease: lease.map(RawLeaseCall::from),
+            lost_state: learn.then_some(LostState::Learn),
             token_bucket: None,
             gcra: None,
             fixed_window: None,
@@ -529,6 +630,7 @@ read_from_objects! {
     AdmitRequest: "a map with the field `decisions`",
     DecisionRequest: "a map with the field `charges`",
     RawCharge: "a map with the fields `policy`, `key`, `group`, `cost` and a limit",
+    RawLeaseCall: "a map with the fields `lessee` and `seq`",
     RawBucket: "a map with the fields `capacity`, `refill` and `per_us`",
     RawGcra: "a map with the fields `capacity`, `refill` and `per_us`",
     RawWindow: "a map with the fields `capacity`, and `window_us` or `calendar`",
@@ -536,6 +638,7 @@ read_from_objects! {
     RawAnswer: "a map with one of the fields `admitted`, `denied` and `failed`",
     Admitted: "a map with the field `remaining`",
     Denied: "a map with the field `remaining`",
+    LeaseAnswer: "a map with the fields `seq` and `units`",
 }
 
 /// `remote`, by which the readers above reach the derived ones, is for both directions.
@@ -549,7 +652,8 @@ macro_rules! write_as_derived {
     )*};
 }
 
-write_as_derived! { AdmitRequest DecisionRequest RawCharge RawBucket RawGcra RawWindow AdmitAnswer Admitted Denied }
+write_as_derived! { AdmitRequest DecisionRequest RawCharge RawLeaseCall RawBucket RawGcra RawWindow AdmitAnswer Admitted Denied
+LeaseAnswer }
 
 fn tokens(Whole(count): Whole) -> Result<Tokens, String> {
     Tokens::new(count).ok_or_else(|| format!("must be between 1 and {MAX_TOKENS}, is {count}"))
@@ -647,7 +751,7 @@ mod tests {
     fn a_whole_number_may_be_written_with_a_fraction_or_an_exponent() {
         for cost in ["5.0", "5e0", "0.5e1", "50E-1"] {
             let charge: ChargeRequest = serde_json::from_str(&CHARGE.replace(":5,", &format!(":{cost},"))).unwrap();
-            assert_eq!((charge.cost.0.count(), charge.limit.capacity().count()), (5, 20), "{cost}");
+            assert_eq!((charge.cost.unwrap().0.count(), charge.limit.capacity().count()), (5, 20), "{cost}");
         }
     }
 
@@ -733,7 +837,7 @@ mod tests {
     fn what_a_newer_endpoint_adds_is_ignored() {
         let text = r#"{"decisions":[{"admitted":[{"remaining":1,"new":{}}],"x":1},{"failed":"brand_new"}],"more":[1]}"#;
         let answer: AdmitAnswer = serde_json::from_str(text).unwrap();
-        assert_eq!(answer.decisions[0], DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }]));
+        assert_eq!(answer.decisions[0], DecisionAnswer::Admitted(vec![Admitted { remaining: 1, lease: None }]));
         assert_eq!(answer.decisions[1], DecisionAnswer::Failed(Failure::Unknown));
     }
 
@@ -741,11 +845,11 @@ mod tests {
     fn an_answer_is_short() {
         let answer = AdmitAnswer {
             decisions: vec![
-                DecisionAnswer::Admitted(vec![Admitted { remaining: 3 }]),
+                DecisionAnswer::Admitted(vec![Admitted { remaining: 3, lease: None }]),
                 DecisionAnswer::Denied(vec![
-                    Denied { remaining: 0, denied: Some(Denial::WaitUs(7)) },
-                    Denied { remaining: 4, denied: None },
-                    Denied { remaining: 1, denied: Some(Denial::OverCapacity) },
+                    Denied { remaining: 0, denied: Some(Denial::WaitUs(7)), lease: None },
+                    Denied { remaining: 4, denied: None, lease: None },
+                    Denied { remaining: 1, denied: Some(Denial::OverCapacity), lease: None },
                 ]),
                 DecisionAnswer::Failed(Failure::StoreTimeout),
             ],

@@ -196,7 +196,9 @@ mod tests {
     use tollgate_core::wire::{Admitted, Denied, Failure};
 
     fn denied(denials: &[Option<Denial>]) -> DecisionAnswer {
-        DecisionAnswer::Denied(denials.iter().map(|denied| Denied { remaining: 0, denied: *denied }).collect())
+        DecisionAnswer::Denied(
+            denials.iter().map(|denied| Denied { remaining: 0, denied: *denied, lease: None }).collect(),
+        )
     }
 
     #[test]
@@ -206,8 +208,8 @@ mod tests {
         faults.count(FaultKind::Timeout, 2);
         metrics.answered(&AdmitAnswer {
             decisions: vec![
-                DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }]),
-                DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }]),
+                DecisionAnswer::Admitted(vec![Admitted { remaining: 1, lease: None }]),
+                DecisionAnswer::Admitted(vec![Admitted { remaining: 1, lease: None }]),
                 denied(&[None, Some(Denial::WaitUs(1))]),
                 denied(&[Some(Denial::WaitUs(1)), Some(Denial::OverCapacity)]),
                 DecisionAnswer::Failed(Failure::StoreTimeout),

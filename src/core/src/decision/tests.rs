@@ -237,7 +237,10 @@ fn the_endpoint_is_asked_for_all_global_policies_at_once() {
     let mut decision = ask(&mut data, &set);
     let request = decision.request(&set);
     assert_eq!(request.charges.iter().map(|charge| charge.policy.as_str()).collect::<Vec<_>>(), ["g1", "g2"]);
-    assert_eq!(decision.answered(&DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }; 2]), &set), None);
+    assert_eq!(
+        decision.answered(&DecisionAnswer::Admitted(vec![Admitted { remaining: 1, lease: None }; 2]), &set),
+        None
+    );
     assert_eq!(data.run(&mut decision, &set, NOW), Step::Done(Outcome::Admit(Admission::Allowed)));
 }
 
@@ -247,7 +250,7 @@ fn what_the_endpoint_denies_is_given_back_locally() {
     let mut data = SharedData::default();
     for _ in 0..3 {
         let mut decision = ask(&mut data, &set);
-        let wait = |us| Denied { remaining: 0, denied: Some(Denial::WaitUs(us)) };
+        let wait = |us| Denied { remaining: 0, denied: Some(Denial::WaitUs(us)), lease: None };
         assert_eq!(decision.answered(&DecisionAnswer::Denied(vec![wait(5), wait(9)]), &set), None);
         let rejection = Rejection::Denied { policies: vec![1, 2], wait: Some(Micros::new(9)), emergency: false };
         assert_eq!(data.run(&mut decision, &set, NOW), Step::Done(Outcome::Reject(rejection)));
@@ -301,7 +304,11 @@ fn a_request_that_goes_while_it_waits_leaves_no_hold_behind() {
 fn an_impossible_cost_outweighs_every_wait() {
     let set = set(&[global("g1", "\"open\""), global("g2", "\"open\"")]);
     let mut decision = ask(&mut SharedData::default(), &set);
-    let charges = [Denial::OverCapacity, Denial::WaitUs(9)].map(|denial| Denied { remaining: 0, denied: Some(denial) });
+    let charges = [Denial::OverCapacity, Denial::WaitUs(9)].map(|denial| Denied {
+        remaining: 0,
+        denied: Some(denial),
+        lease: None,
+    });
     decision.answered(&DecisionAnswer::Denied(charges.to_vec()), &set);
     let rejection = Rejection::Denied { policies: vec![0, 1], wait: None, emergency: false };
     assert_eq!(decision.step(&set, NOW), Step::Done(Outcome::Reject(rejection)));
@@ -363,9 +370,9 @@ fn an_answer_that_does_not_fit_the_question_is_a_failure() {
     let set = set(&[global("g", "\"closed\"")]);
     for (answer, cause) in [
         (DecisionAnswer::Admitted(vec![]), FailCause::BadAnswer),
-        (DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }; 2]), FailCause::BadAnswer),
+        (DecisionAnswer::Admitted(vec![Admitted { remaining: 1, lease: None }; 2]), FailCause::BadAnswer),
         (DecisionAnswer::Denied(vec![]), FailCause::BadAnswer),
-        (DecisionAnswer::Denied(vec![Denied { remaining: 0, denied: None }]), FailCause::BadAnswer),
+        (DecisionAnswer::Denied(vec![Denied { remaining: 0, denied: None, lease: None }]), FailCause::BadAnswer),
         (DecisionAnswer::Failed(Failure::StoreTimeout), FailCause::Store),
     ] {
         let mut decision = ask(&mut SharedData::default(), &set);
@@ -378,9 +385,12 @@ fn an_answer_that_does_not_fit_the_question_is_a_failure() {
 fn a_second_answer_changes_nothing() {
     let set = set(&[global("g", "\"open\"")]);
     let mut decision = ask(&mut SharedData::default(), &set);
-    decision.answered(&DecisionAnswer::Denied(vec![Denied { remaining: 0, denied: Some(Denial::WaitUs(5)) }]), &set);
+    decision.answered(
+        &DecisionAnswer::Denied(vec![Denied { remaining: 0, denied: Some(Denial::WaitUs(5)), lease: None }]),
+        &set,
+    );
     let first = decision.step(&set, NOW);
-    decision.answered(&DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }]), &set);
+    decision.answered(&DecisionAnswer::Admitted(vec![Admitted { remaining: 1, lease: None }]), &set);
     decision.failed(&set);
     assert_eq!(decision.step(&set, NOW), first);
 }
@@ -418,8 +428,8 @@ mod properties {
                     Some(Step::Ask) => {
                         let denied = denies[worker].then_some(Denial::WaitUs(1));
                         let answer = match denied {
-                            Some(_) => DecisionAnswer::Denied(vec![Denied { remaining: 0, denied }]),
-                            None => DecisionAnswer::Admitted(vec![Admitted { remaining: 0 }]),
+                            Some(_) => DecisionAnswer::Denied(vec![Denied { remaining: 0, denied, lease: None }]),
+                            None => DecisionAnswer::Admitted(vec![Admitted { remaining: 0, lease: None }]),
                         };
                         decision.answered(&answer, &set);
                     }
@@ -449,7 +459,7 @@ fn decide_all(data: &mut SharedData, request: &Request, set: &PolicySet) -> (boo
         let mut step = data.run(&mut decision, set, NOW);
         if step == Step::Ask {
             let count = decision.request(set).charges.len();
-            let admitted = (0..count).map(|_| Admitted { remaining: 1 }).collect();
+            let admitted = (0..count).map(|_| Admitted { remaining: 1, lease: None }).collect();
             assert_eq!(decision.answered(&DecisionAnswer::Admitted(admitted), set), None);
             step = data.run(&mut decision, set, NOW);
         }

@@ -4,7 +4,9 @@
 //! period, so no refill is ever rounded: polling a bucket does not starve it, and a caller is admitted exactly when
 //! the wait it was given has passed, not one microsecond before. The Redis script computes the same numbers.
 
+use super::outstanding::{Outstanding, forgotten_at, generation, start_of};
 use super::{Algorithm, MAX_SKEW};
+use crate::lease::LEASE_LIFE;
 use crate::units::{Micros, RefillRate, Tokens};
 
 /// A limit: at most `capacity` units at once, refilled at `refill`.
@@ -31,6 +33,8 @@ pub struct Balance {
     pub period: u64,
     /// When this balance was true.
     pub at: Micros,
+    /// What is lent, in generations of [`LEASE_LIFE`].
+    pub lent: Outstanding,
 }
 
 impl TokenBucket {
@@ -47,7 +51,7 @@ impl TokenBucket {
     pub fn refill_beside(&self, stored: Option<Balance>, now: Micros, held: u64) -> Balance {
         let (capacity, period) = (self.capacity.count().saturating_sub(held), self.refill.period());
         let Some(stored) = stored else {
-            return Balance { tokens: capacity, fraction: 0, period, at: now };
+            return Balance { tokens: capacity, fraction: 0, period, at: now, lent: Outstanding::default() };
         };
         let mut balance = Balance { period, ..stored };
         if stored.period != period || stored.fraction >= period {
@@ -76,11 +80,41 @@ impl TokenBucket {
         balance
     }
 
+    /// [`refill_beside`](Self::refill_beside) what is out, generation by generation. Gives what is still out too.
+    #[must_use]
+    pub fn refill_beside_all(
+        &self,
+        stored: Balance,
+        out: Outstanding,
+        life: Micros,
+        now: Micros,
+    ) -> (Balance, Outstanding) {
+        let (mut balance, mut out) = (stored, out);
+        let (mut turned, current) = (generation(stored.at, life), generation(now, life));
+        while out.total() > 0 && turned < current {
+            turned = turned.saturating_add(1);
+            balance = self.refill_beside(Some(balance), start_of(turned, life), out.total());
+            out = out.turned();
+        }
+        balance = self.refill_beside(Some(balance), now, out.total());
+        if balance.at < stored.at {
+            // The stored time was a clock fault.
+            out = out.renewed();
+        }
+        (balance, out)
+    }
+
+    /// A bucket that has nothing at `at`.
+    #[must_use]
+    pub const fn empty(&self, at: Micros) -> Balance {
+        let lent = Outstanding { current: 0, previous: 0 };
+        Balance { tokens: 0, fraction: 0, period: self.refill.period(), at, lent }
+    }
+
     /// How long an empty bucket takes to fill, rounded up.
     #[must_use]
     pub fn time_to_fill(&self) -> Micros {
-        let empty = Balance { tokens: 0, fraction: 0, period: self.refill.period(), at: Micros::ZERO };
-        self.time_to_gain(self.capacity.count(), &empty, Micros::ZERO)
+        self.time_to_gain(self.capacity.count(), &self.empty(Micros::ZERO), Micros::ZERO)
     }
 
     /// How long from `now` until `missing` more units are there, rounded up to the microsecond.
@@ -105,12 +139,35 @@ impl Algorithm for TokenBucket {
     }
 
     fn advance(&self, stored: Option<&Balance>, now: Micros) -> Balance {
-        self.refill_beside(stored.copied(), now, 0)
+        let Some(stored) = stored else { return self.refill_beside(None, now, 0) };
+        let (balance, lent) = self.refill_beside_all(*stored, stored.lent, LEASE_LIFE, now);
+        Balance { lent, ..balance }
     }
 
     fn wait(&self, balance: &Balance, cost: Tokens, now: Micros) -> Option<Micros> {
-        let missing = cost.count().saturating_sub(balance.tokens);
-        (missing > 0).then(|| self.time_to_gain(missing, balance, now))
+        let cost = cost.count();
+        if cost <= balance.tokens {
+            return None;
+        }
+        // What is lent leaves room for so much only; nobody but whoever has it knows whether it comes back earlier than
+        // it is forgotten.
+        let (mut balance, mut at) = (*balance, now);
+        while balance.lent.total() > 0 {
+            let there = at.plus(self.time_to_gain(cost.saturating_sub(balance.tokens), &balance, at));
+            let turned = generation(balance.at.max(at), LEASE_LIFE).saturating_add(1);
+            let end = start_of(turned, LEASE_LIFE);
+            if cost <= self.capacity.count().saturating_sub(balance.lent.total()) && there <= end {
+                return Some(there.since(now));
+            }
+            balance = self.refill_beside(Some(balance), end, balance.lent.total());
+            balance.lent = balance.lent.turned();
+            at = end;
+            if cost <= balance.tokens {
+                return Some(at.since(now));
+            }
+        }
+        let there = at.plus(self.time_to_gain(cost.saturating_sub(balance.tokens), &balance, at));
+        Some(there.since(now))
     }
 
     fn spend(&self, balance: &mut Balance, cost: Tokens, _now: Micros) {
@@ -123,7 +180,10 @@ impl Algorithm for TokenBucket {
 
     fn full_at(&self, balance: &Balance, now: Micros) -> Micros {
         let missing = self.capacity.count().saturating_sub(balance.tokens);
-        let full_at = if missing == 0 { now } else { now.plus(self.time_to_gain(missing, balance, now)) };
+        let mut full_at = if missing == 0 { now } else { now.plus(self.time_to_gain(missing, balance, now)) };
+        if balance.lent.total() > 0 {
+            full_at = full_at.plus(forgotten_at(balance.at.max(now), LEASE_LIFE).since(now));
+        }
         full_at.max(now.plus(self.keep))
     }
 

@@ -12,12 +12,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::mem::take;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
+use tollgate_core::admit::{self, Kept, Stored};
 use tollgate_core::key::Digest;
-use tollgate_core::limit::{Limit, State, Verdict};
+use tollgate_core::lease::{LEASE_LIFE, LeaseRecord};
+use tollgate_core::limit::State;
 use tollgate_core::units::Micros;
-use tollgate_core::wire::{
-    Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Denied, Failure, REMEMBERED,
-};
+use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Failure, REMEMBERED};
 
 /// A table has a power of two of places, and moves when it is seven eighths full: with so many shards, the default
 /// bound of a million buckets fills each shard's 16,384 places to three quarters.
@@ -51,10 +51,12 @@ struct Remembered {
 #[derive(Default)]
 struct Shard {
     buckets: HashTable<Bucket>,
+    /// What the lessees of its buckets have, and until when that is kept.
+    leases: HashMap<(Name, Digest), (LeaseRecord, Micros)>,
     swept: Option<Micros>,
 }
 
-/// 64 bytes.
+/// 80 bytes.
 struct Bucket {
     name: Name,
     state: State,
@@ -64,20 +66,10 @@ struct Bucket {
 /// A bucket's policy, key and group as 128 bits of a keyed hash, which is a third of their size. The key of the hash
 /// is this process's secret, so no caller can choose what two buckets share; by chance, two in a million buckets share
 /// it once in 10^26 times.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Name {
     shard: u64,
     place: u64,
-}
-
-/// One charge of a decision that is being made.
-struct Step<'a> {
-    charge: &'a ChargeRequest,
-    name: Name,
-    is_new: bool,
-    state: State,
-    verdict: Verdict,
-    mended: bool,
 }
 
 impl MemoryStore {
@@ -130,30 +122,26 @@ impl MemoryStore {
     fn decide(&self, charges: &[ChargeRequest], now: Micros) -> DecisionAnswer {
         let names: Vec<Name> = charges.iter().map(|charge| self.name(charge)).collect();
         let mut shards = self.lock(&names);
-        let mut steps = Vec::with_capacity(charges.len());
-        for (charge, name) in charges.iter().zip(names) {
-            let stored = shards.of(name).get(name);
-            // The key of one algorithm's budget was used with another: what is stored says nothing about it. Or nobody
-            // knows which calendar window this is.
-            let Some(state) = charge.limit.advance(stored, now) else {
-                return DecisionAnswer::Failed(Failure::StoreError);
-            };
-            steps.push(Step {
-                charge,
-                name,
-                is_new: stored.is_none(),
-                verdict: charge.limit.check(&state, charge.cost.0, now),
-                mended: stored.is_some_and(|stored| Limit::mended(stored, &state)),
-                state,
-            });
-        }
-        if steps.iter().any(|step| step.verdict != Verdict::Admit) {
-            return DecisionAnswer::Denied(steps.into_iter().map(|step| shards.deny(step, now)).collect());
-        }
-        if !shards.make_room(&steps, self.keys_per_shard, now) {
+        let stored: Vec<Stored> =
+            charges.iter().zip(&names).map(|(charge, name)| shards.of(*name).stored(*name, charge)).collect();
+        // The key of one algorithm's budget was used with another: what is stored says nothing about it. Or nobody knows
+        // which calendar window this is.
+        let Some(decided) = admit::decide(charges, &stored, None, now) else {
+            return DecisionAnswer::Failed(Failure::StoreError);
+        };
+        if !shards.make_room(&names, &stored, &decided.kept, self.keys_per_shard, now) {
             return DecisionAnswer::Failed(Failure::StoreFull);
         }
-        DecisionAnswer::Admitted(steps.into_iter().map(|step| shards.spend(step, now)).collect())
+        for ((charge, name), kept) in charges.iter().zip(names).zip(decided.kept) {
+            let shard = shards.of(name);
+            if let Some((state, full_at)) = kept.state {
+                shard.put(Bucket { name, state, full_at });
+            }
+            if let Some((call, record)) = charge.lease.zip(kept.record) {
+                shard.leases.insert((name, call.lessee), (record, now.plus(LEASE_LIFE).plus(LEASE_LIFE)));
+            }
+        }
+        decided.answer
     }
 
     fn name(&self, charge: &ChargeRequest) -> Name {
@@ -209,8 +197,10 @@ impl Name {
 }
 
 impl Shard {
-    fn get(&self, name: Name) -> Option<&State> {
-        self.buckets.find(name.place, |bucket| bucket.name == name).map(|bucket| &bucket.state)
+    fn stored(&self, name: Name, charge: &ChargeRequest) -> Stored {
+        let bucket = self.buckets.find(name.place, |bucket| bucket.name == name);
+        let record = charge.lease.and_then(|call| self.leases.get(&(name, call.lessee)));
+        Stored { state: bucket.map(|bucket| bucket.state.clone()), record: record.map(|(record, _)| *record) }
     }
 
     fn put(&mut self, bucket: Bucket) {
@@ -223,6 +213,7 @@ impl Shard {
 
     fn sweep(&mut self, now: Micros) {
         self.buckets.retain(|bucket| bucket.full_at > now);
+        self.leases.retain(|_, (_, until)| *until > now);
         if self.buckets.capacity() > 4 * self.buckets.len() + 64 {
             self.buckets.shrink_to(2 * self.buckets.len(), |bucket| bucket.name.place);
         }
@@ -231,7 +222,7 @@ impl Shard {
 
     /// Whether `new` more buckets fit, after a search for full ones if need be.
     fn make_room(&mut self, new: usize, most: usize, now: Micros) -> bool {
-        let full = |shard: &Self| shard.buckets.len() + new > most;
+        let full = |shard: &Self| shard.buckets.len() + shard.leases.len() + new > most;
         if full(self) && self.swept.is_none_or(|swept| now.since(swept) >= SWEEP_AT_MOST) {
             self.sweep(now);
         }
@@ -249,37 +240,19 @@ impl Locked<'_> {
         &mut self.0[place].1
     }
 
-    fn make_room(&mut self, steps: &[Step], most: usize, now: Micros) -> bool {
+    fn make_room(&mut self, names: &[Name], stored: &[Stored], kept: &[Kept], most: usize, now: Micros) -> bool {
+        let new: Vec<usize> = names
+            .iter()
+            .zip(stored.iter().zip(kept))
+            .filter(|(_, (stored, kept))| {
+                (stored.state.is_none() && kept.state.is_some()) || (stored.record.is_none() && kept.record.is_some())
+            })
+            .map(|(name, _)| name.shard())
+            .collect();
         self.0.iter_mut().all(|(index, shard)| {
-            let new = steps.iter().filter(|step| step.is_new && step.name.shard() == *index).count();
+            let new = new.iter().filter(|shard| *shard == index).count();
             new == 0 || shard.make_room(new, most, now)
         })
-    }
-
-    fn spend(&mut self, mut step: Step, now: Micros) -> Admitted {
-        let limit = &step.charge.limit;
-        limit.spend(&mut step.state, step.charge.cost.0, now);
-        let remaining = limit.remaining(&step.state, now);
-        self.store(step, now);
-        Admitted { remaining }
-    }
-
-    fn deny(&mut self, step: Step, now: Micros) -> Denied {
-        let remaining = step.charge.limit.remaining(&step.state, now);
-        let denied = match step.verdict {
-            Verdict::Admit => None,
-            Verdict::Wait(wait) => Some(Denial::WaitUs(wait.count())),
-            Verdict::Never => Some(Denial::OverCapacity),
-        };
-        if step.mended {
-            self.store(step, now);
-        }
-        Denied { remaining, denied }
-    }
-
-    fn store(&mut self, step: Step, now: Micros) {
-        let full_at = step.charge.limit.full_at(&step.state, now);
-        self.of(step.name).put(Bucket { name: step.name, state: step.state, full_at });
     }
 }
 
@@ -287,9 +260,9 @@ impl Locked<'_> {
 mod tests {
     use super::*;
     use tollgate_core::key::HashKey;
-    use tollgate_core::limit::TokenBucket;
+    use tollgate_core::limit::{Limit, TokenBucket};
     use tollgate_core::units::{RefillRate, Tokens};
-    use tollgate_core::wire::Cost;
+    use tollgate_core::wire::{Cost, Denial, Denied};
 
     fn charge(name: u64, cost: u64, capacity: u64) -> ChargeRequest {
         let hash_key = HashKey::new(b"test");
@@ -305,8 +278,10 @@ mod tests {
             policy: "p".into(),
             key,
             group: key,
-            cost: Cost(Tokens::new(cost).unwrap()),
+            cost: Some(Cost(Tokens::new(cost).unwrap())),
             limit: Limit::TokenBucket(limit),
+            lease: None,
+            learn: false,
         }
     }
 
@@ -324,8 +299,8 @@ mod tests {
         assert!(matches!(store.decide(&both, NOW), DecisionAnswer::Admitted(_)));
         for _ in 0..3 {
             let DecisionAnswer::Denied(denied) = store.decide(&both, NOW) else { panic!("denied") };
-            assert_eq!(denied[0], Denied { remaining: 8, denied: None });
-            assert_eq!(denied[1], Denied { remaining: 0, denied: Some(Denial::WaitUs(1_000_000)) });
+            assert_eq!(denied[0], Denied { remaining: 8, denied: None, lease: None });
+            assert_eq!(denied[1], Denied { remaining: 0, denied: Some(Denial::WaitUs(1_000_000)), lease: None });
         }
     }
 
@@ -405,8 +380,8 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_has_64_bytes() {
-        assert_eq!(size_of::<Bucket>(), 64);
+    fn a_bucket_has_80_bytes() {
+        assert_eq!(size_of::<Bucket>(), 80);
     }
 
     #[test]

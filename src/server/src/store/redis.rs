@@ -220,7 +220,7 @@ impl RedisStore {
                 }
             }
         }
-        let mut charges = vec![Denied { remaining: 0, denied: None }; decision.charges.len()];
+        let mut charges = vec![Denied { remaining: 0, denied: None, lease: None }; decision.charges.len()];
         for (part, reply) in parts.iter().zip(replies) {
             for (index, charge) in part.charges.iter().zip(reply) {
                 charges[*index] = charge;

@@ -63,7 +63,7 @@ impl<'a> Call<'a> {
         });
         for charge in &self.charges {
             let (algorithm, numbers) = arguments(&charge.limit);
-            command.arg(algorithm).arg(&numbers).arg(charge.cost.0.count());
+            command.arg(algorithm).arg(&numbers).arg(charge.cost.map_or(0, |cost| cost.0.count()));
         }
         command
     }
@@ -108,13 +108,14 @@ fn read_charge([verdict, remaining, wait]: [i64; 3]) -> Option<Denied> {
         2 => Some(Denial::OverCapacity),
         _ => return None,
     };
-    Some(Denied { remaining: remaining.try_into().ok()?, denied })
+    Some(Denied { remaining: remaining.try_into().ok()?, denied, lease: None })
 }
 
 /// What the limits say together.
 pub fn answer(charges: Vec<Denied>) -> DecisionAnswer {
     if is_admitted(&charges) {
-        DecisionAnswer::Admitted(charges.iter().map(|charge| Admitted { remaining: charge.remaining }).collect())
+        let admitted = |charge: &Denied| Admitted { remaining: charge.remaining, lease: charge.lease };
+        DecisionAnswer::Admitted(charges.iter().map(admitted).collect())
     } else {
         DecisionAnswer::Denied(charges)
     }

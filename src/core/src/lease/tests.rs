@@ -1,0 +1,295 @@
+#![allow(clippy::arithmetic_side_effects)]
+use super::*;
+use crate::admit::{Kept, Stored, decide};
+use crate::limit::{Algorithm, Limit, State};
+use crate::units::{RefillRate, Tokens};
+use crate::wire::{ChargeRequest, Cost, DecisionAnswer, Denial, LeaseAnswer};
+use std::collections::BTreeMap;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
+fn limit(capacity: u64, per_second: u64) -> TokenBucket {
+    TokenBucket {
+        capacity: Tokens::new(capacity).unwrap(),
+        refill: RefillRate::new(per_second, Micros::from_secs(1)).unwrap(),
+        keep: Micros::ZERO,
+    }
+}
+
+/// One bucket, as a store has it.
+struct Lender {
+    limit: TokenBucket,
+    state: Option<State>,
+    records: BTreeMap<Digest, LeaseRecord>,
+}
+
+fn lessee(number: u8) -> Digest {
+    Digest::from_bytes([number; 16])
+}
+
+impl Lender {
+    fn new(limit: TokenBucket) -> Self {
+        Self { limit, state: None, records: BTreeMap::new() }
+    }
+
+    fn ask(
+        &mut self,
+        cost: u64,
+        lease: Option<LeaseCall>,
+        now: Micros,
+    ) -> (bool, u64, Option<u64>, Option<LeaseAnswer>) {
+        let charge = ChargeRequest {
+            policy: "p".into(),
+            key: lessee(0),
+            group: lessee(0),
+            cost: Tokens::new(cost).map(Cost),
+            limit: Limit::TokenBucket(self.limit),
+            lease,
+            learn: false,
+        };
+        let record = lease.and_then(|call| self.records.get(&call.lessee).copied());
+        let stored = Stored { state: self.state.clone(), record };
+        let decided = decide(&[charge], &[stored], None, now).unwrap();
+        let [Kept { state, record }] = <[Kept; 1]>::try_from(decided.kept).unwrap();
+        if let Some((state, _)) = state {
+            self.state = Some(state);
+        }
+        if let Some((call, record)) = lease.zip(record) {
+            self.records.insert(call.lessee, record);
+        }
+        match decided.answer {
+            DecisionAnswer::Admitted(admitted) => (true, admitted[0].remaining, None, admitted[0].lease),
+            DecisionAnswer::Denied(denied) => {
+                let wait = if let Some(Denial::WaitUs(wait)) = denied[0].denied { Some(wait) } else { None };
+                (false, denied[0].remaining, wait, denied[0].lease)
+            }
+            DecisionAnswer::Failed(failure) => panic!("{failure:?}"),
+        }
+    }
+
+    /// A call about a lease alone; what the lessee has then.
+    fn lend(&mut self, call: LeaseCall, now: Micros) -> Option<u64> {
+        self.ask(0, Some(call), now).3.map(|lease| lease.units)
+    }
+
+    fn left(&mut self, now: Micros) -> u64 {
+        self.ask(0, None, now).1
+    }
+}
+
+fn call(number: u8, seq: u64, kept: u64, returned: u64, wanted: u64) -> LeaseCall {
+    LeaseCall { lessee: lessee(number), seq, acked: seq - 1, kept, returned, wanted }
+}
+
+const NOW: Micros = Micros::from_secs(100);
+
+#[test]
+fn a_lease_is_a_part_of_what_is_left() {
+    let mut lender = Lender::new(limit(100, 1));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 10), NOW), Some(10));
+    assert_eq!(lender.left(NOW), 90);
+    // A quarter of what is left at the most, and half of the capacity to all.
+    assert_eq!(lender.lend(call(2, 1, 0, 0, 1000), NOW), Some(22));
+    assert_eq!(lender.lend(call(3, 1, 0, 0, 1000), NOW), Some(17));
+    assert_eq!(lender.lend(call(4, 1, 0, 0, 1000), NOW), Some(0), "one is not worth the call");
+    assert_eq!(lender.left(NOW), 51);
+}
+
+#[test]
+fn refill_leaves_room_for_what_is_lent_until_it_is_forgotten() {
+    let mut lender = Lender::new(limit(100, 1000));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20));
+    let kept = NOW.plus(Micros::from_millis(3999));
+    assert_eq!(lender.left(kept), 80);
+    assert_eq!(lender.left(NOW.plus(Micros::from_secs(4))), 80, "it begins to refill then");
+    assert_eq!(lender.left(NOW.plus(Micros::from_millis(4010))), 90);
+    assert_eq!(lender.left(NOW.plus(Micros::from_millis(4020))), 100);
+}
+
+#[test]
+fn what_is_given_back_is_there_again_and_what_was_spent_is_not() {
+    let mut lender = Lender::new(limit(100, 1));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20));
+    assert_eq!(lender.lend(call(1, 2, 5, 8, 0), NOW), Some(5), "seven were spent");
+    assert_eq!(lender.left(NOW), 88);
+    assert_eq!(lender.lend(call(1, 3, 0, 5, 0), NOW), Some(0));
+    assert_eq!(lender.left(NOW), 93);
+}
+
+#[test]
+fn a_report_counts_once_in_whatever_order_calls_arrive() {
+    let mut lender = Lender::new(limit(100, 1));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20), "the same again");
+    assert_eq!(lender.left(NOW), 80);
+    assert_eq!(lender.lend(call(1, 2, 0, 10, 0), NOW), Some(0));
+    assert_eq!(lender.lend(call(1, 2, 0, 10, 0), NOW), Some(0));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), None, "nobody waits for it any more");
+    assert_eq!(lender.left(NOW), 90);
+}
+
+#[test]
+fn nobody_gives_back_more_than_was_lent() {
+    let mut lender = Lender::new(limit(100, 1));
+    assert_eq!(lender.lend(call(1, 1, 0, 50, 20), NOW), Some(20));
+    assert_eq!(lender.lend(call(1, 2, 50, 50, 0), NOW), Some(20));
+    assert_eq!(lender.lend(call(1, 3, 0, 50, 0), NOW), Some(0));
+    assert_eq!(lender.left(NOW), 100);
+    assert_eq!(lender.lend(call(1, 4, 0, 50, 0), NOW), Some(0));
+    assert_eq!(lender.lend(call(2, 9, 7, 7, 0), NOW), Some(0), "it has nothing");
+    assert_eq!(lender.left(NOW), 100);
+}
+
+#[test]
+fn what_an_answer_brought_that_never_arrived_comes_back_with_the_next_call() {
+    let mut lender = Lender::new(limit(100, 1));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20));
+    assert_eq!(lender.lend(call(1, 2, 15, 0, 10), NOW), Some(25));
+    // The answer was lost, and five of the first were spent since.
+    let unheard = LeaseCall { acked: 1, ..call(1, 3, 10, 0, 0) };
+    assert_eq!(lender.lend(unheard, NOW), Some(10));
+    assert_eq!(lender.left(NOW), 80);
+}
+
+#[test]
+fn a_lease_that_is_never_reported_is_taken_for_spent() {
+    let mut lender = Lender::new(limit(100, 1));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20));
+    let dead = NOW.plus(LEASE_LIFE).plus(LEASE_LIFE);
+    assert_eq!(lender.lend(call(1, 2, 20, 0, 0), dead), Some(0));
+    assert_eq!(lender.left(dead), 80);
+}
+
+#[test]
+fn a_wait_ends_when_the_units_are_there_beside_what_is_lent() {
+    let mut lender = Lender::new(limit(100, 1000));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20));
+    assert!(lender.ask(80, None, NOW).0);
+    assert_eq!(lender.ask(80, None, NOW).2, Some(80_000));
+    assert!(lender.ask(80, None, NOW.plus(Micros::from_millis(80))).0);
+    // More than there is room for beside the lease has to wait until that is forgotten.
+    let late = NOW.plus(Micros::from_millis(500));
+    assert_eq!(lender.ask(90, None, late).2, Some(3_510_000));
+    assert!(!lender.ask(90, None, late.plus(Micros::new(3_509_999))).0);
+    assert!(lender.ask(90, None, late.plus(Micros::new(3_510_000))).0);
+}
+
+#[test]
+fn a_lower_capacity_is_lent_no_further() {
+    let mut lender = Lender::new(limit(100, 1));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20));
+    lender.limit = limit(10, 1);
+    assert_eq!(lender.left(NOW), 0, "there is no room beside what is lent");
+    assert_eq!(lender.lend(call(1, 2, 0, 20, 5), NOW), Some(2));
+    assert_eq!(lender.left(NOW), 8);
+}
+
+#[test]
+fn a_clock_that_is_set_back_forgets_no_lease() {
+    let mut lender = Lender::new(limit(100, 1000));
+    assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20));
+    let before = Micros::from_secs(99);
+    assert_eq!(lender.left(before), 80);
+    assert_eq!(lender.lend(call(1, 2, 20, 0, 0), before), Some(20), "not far: by the time that is stored");
+    // So far is a fault, and the stored time is moved.
+    let early = Micros::from_secs(1);
+    assert!(lender.ask(10, None, early).0);
+    assert_eq!(lender.left(early.plus(Micros::from_secs(1))), 80, "refilled");
+    // Which generation its lease is counted in cannot be told any more: it stays counted until all of it is forgotten.
+    assert_eq!(lender.lend(call(1, 3, 20, 0, 0), early.plus(Micros::from_secs(1))), Some(0));
+    assert_eq!(lender.left(early.plus(Micros::from_secs(2))), 80);
+    assert_eq!(lender.left(early.plus(Micros::from_secs(5))), 100);
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+mod properties {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A lessee that may lose what it asks and what it is told.
+    #[derive(Clone, Default)]
+    struct Lessee {
+        seq: u64,
+        acked: u64,
+        units: u64,
+        dead_at: Micros,
+        /// Every call it has made.
+        sent: Vec<(LeaseCall, Micros)>,
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+        /// The envelope, in every window, and `b + L ≤ C` at all times.
+        #[test]
+        fn no_window_spends_more_whatever_is_lent_lost_and_sent_again(
+            capacity in 1u64..60,
+            per_second in 1u64..40,
+            steps in prop::collection::vec((0u8..8, 0u8..3, 0u64..40, prop_oneof![0u64..1000, 0u64..3_000_000]), 1..120),
+        ) {
+            let limit = limit(capacity, per_second);
+            let mut lender = Lender::new(limit);
+            let mut lessees = vec![Lessee::default(); 3];
+            let (mut now, mut spent) = (NOW, Vec::new());
+            for (action, number, amount, gap) in steps {
+                now = now.plus(Micros::new(gap));
+                let me = &mut lessees[usize::from(number)];
+                if me.dead_at <= now {
+                    me.units = 0;
+                }
+                match action {
+                    0 | 1 => {
+                        let units = amount.min(me.units);
+                        me.units -= units;
+                        spent.push((now.count(), units));
+                    }
+                    2 if amount > 0 => if lender.ask(amount, None, now).0 {
+                        spent.push((now.count(), amount));
+                    },
+                    3..=5 => {
+                        me.seq += 1;
+                        let returned = if amount % 3 == 0 { amount.min(me.units) } else { 0 };
+                        me.units -= returned;
+                        let call = LeaseCall {
+                            lessee: lessee(number), seq: me.seq, acked: me.acked, kept: me.units, returned, wanted: amount,
+                        };
+                        me.sent.push((call, now));
+                        // 4: the call is lost, or arrives later. 5: the answer is lost.
+                        let answer = if action == 4 { None } else { lender.ask(amount, Some(call), now).3 };
+                        if action == 3 {
+                            let told = answer.unwrap();
+                            me.acked = told.seq;
+                            me.units = (me.units + told.units).saturating_sub(call.kept);
+                            me.dead_at = now.plus(LEASE_USE);
+                        }
+                    }
+                    // An old call arrives, for the first time or again.
+                    6 if !me.sent.is_empty() => {
+                        let (call, _) = me.sent[usize::try_from(amount).unwrap() % me.sent.len()];
+                        lender.lend(call, now);
+                    }
+                    _ => *me = Lessee { seq: me.seq + 1, acked: me.seq, sent: take(&mut me.sent), ..Lessee::default() },
+                }
+                if let Some(State::TokenBucket(balance)) = &lender.state {
+                    let balance = limit.advance(Some(balance), now);
+                    prop_assert!(balance.tokens + balance.lent.total() <= capacity);
+                }
+            }
+            // What is there at the end is spent at once, which shows what should not be.
+            let alive = lessees.iter().filter(|lessee| lessee.dead_at > now).map(|lessee| lessee.units).sum();
+            spent.push((now.count(), alive));
+            while lender.ask(1, None, now).0 {
+                spent.push((now.count(), 1));
+            }
+            for (from, (start, _)) in spent.iter().enumerate() {
+                let mut sum = 0;
+                for (end, cost) in &spent[from..] {
+                    sum += cost * 1_000_000;
+                    prop_assert!(sum <= capacity * 1_000_000 + per_second * (end - start), "{spent:?}");
+                }
+            }
+        }
+    }
+
+    use std::mem::take;
+}

@@ -1,0 +1,72 @@
+//! Units that are out of a bucket and may come back to it.
+
+use crate::units::Micros;
+
+/// Units that are out and may come back: held for a request that is not decided yet, or lent to a proxy.
+///
+/// While they are out the bucket refills to its capacity less those. Otherwise they could be spent together with a
+/// bucket that has filled up without them. They are counted in two generations, each as long as they live at the most,
+/// so that what never comes back (whoever has it died) is forgotten after one to two of them: it is taken for spent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outstanding {
+    /// Taken in the generation of the balance's time.
+    pub current: u64,
+    /// Taken in the one before.
+    pub previous: u64,
+}
+
+impl Outstanding {
+    /// All of it.
+    #[must_use]
+    pub const fn total(self) -> u64 {
+        self.current.saturating_add(self.previous)
+    }
+
+    /// One generation later.
+    #[must_use]
+    pub const fn turned(self) -> Self {
+        Self { current: 0, previous: self.current }
+    }
+
+    /// As if all of it had been taken just now: for a clock that tells no longer when it was.
+    #[must_use]
+    pub const fn renewed(self) -> Self {
+        Self { current: self.total(), previous: 0 }
+    }
+
+    /// More of it.
+    pub const fn take(&mut self, units: u64) {
+        self.current = self.current.saturating_add(units);
+    }
+
+    /// Takes out what was taken in `generation`, while it is `now`; gives how much of that was still counted. Of a
+    /// generation that is yet to come there is none: the clock was set back, and where it is counted is not known.
+    pub fn release(&mut self, generation: u64, units: u64, now: u64) -> u64 {
+        let place = match now.checked_sub(generation) {
+            Some(0) => &mut self.current,
+            Some(1) => &mut self.previous,
+            _ => return 0,
+        };
+        let released = units.min(*place);
+        *place = place.saturating_sub(released);
+        released
+    }
+}
+
+/// Which generation a time is in, of those that are `life` long.
+#[must_use]
+pub fn generation(at: Micros, life: Micros) -> u64 {
+    at.count().checked_div(life.count()).unwrap_or(0)
+}
+
+/// When a generation begins.
+#[must_use]
+pub const fn start_of(generation: u64, life: Micros) -> Micros {
+    Micros::new(life.count().saturating_mul(generation))
+}
+
+/// When nothing that is taken at `at` is counted any more.
+#[must_use]
+pub fn forgotten_at(at: Micros, life: Micros) -> Micros {
+    start_of(generation(at, life).saturating_add(2), life)
+}
