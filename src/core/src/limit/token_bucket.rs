@@ -166,8 +166,8 @@ impl Algorithm for TokenBucket {
                 return Some(at.since(now));
             }
         }
-        let there = at.plus(self.time_to_gain(cost.saturating_sub(balance.tokens), &balance, at));
-        Some(there.since(now))
+        let gained = self.time_to_gain(cost.saturating_sub(balance.tokens), &balance, at);
+        Some(at.since(now).plus(gained))
     }
 
     fn spend(&self, balance: &mut Balance, cost: Tokens, _now: Micros) {
