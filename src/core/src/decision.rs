@@ -9,17 +9,22 @@
 //! Local buckets come first, since a rejection there needs no call. While the endpoint is asked, what they gave is
 //! held. If it denies, or a policy fails closed, they get it back (except where a policy charges always), so a request
 //! that any policy denies spends nothing from the others.
+//!
+//! A leased policy takes its part among the local buckets, as far as its lease has the units; else the endpoint is asked
+//! for it, and for a lease as well.
 
 mod local;
 #[cfg(test)]
 mod tests;
 
-pub use local::{Contention, SetId};
+pub use local::{Contention, LeaseUse, SetId, Table};
 
+use crate::key::Digest;
+use crate::lease::{LeaseCall, LeaseNews};
 use crate::limit::{Limit, Verdict};
-use crate::policy::{Charge, FailMode, OnMissing, Plan, Policy, PolicySet, RefusalReason, Scope};
+use crate::policy::{Charge, FailMode, Mode, OnMissing, Plan, Policy, PolicySet, RefusalReason, Scope};
 use crate::units::Micros;
-use crate::wire::{ChargeRequest, Cost, DecisionAnswer, DecisionRequest, Denial};
+use crate::wire::{Admitted, ChargeRequest, Cost, DecisionAnswer, DecisionRequest, Denial, Denied, LeaseAnswer};
 use local::{LocalCharge, LocalRound, Task};
 
 /// What the host is to do next.
@@ -120,7 +125,7 @@ impl Part {
     pub fn can_be_of(self, policy: &Policy) -> bool {
         let mode = match policy.scope {
             Scope::Local { .. } => None,
-            Scope::Global { on_failure } => Some(on_failure),
+            Scope::Global { on_failure, .. } => Some(on_failure),
         };
         match self {
             Self::Allowed | Self::Denied | Self::OverCapacity | Self::NotCharged => true,
@@ -267,8 +272,12 @@ pub struct Decision {
     local: LocalRound,
     /// The emergency buckets, once the endpoint could not say.
     emergency: Option<LocalRound>,
-    /// What the endpoint has said of each charge that it was asked for: whole units left, and its verdict.
+    /// The charges that the endpoint is asked for, by their places in the plan.
+    asked: Vec<usize>,
+    /// What it has said of each: whole units left, and its verdict.
     told: Vec<(u64, Verdict)>,
+    /// It is about leases alone: no request is charged.
+    is_renewal: bool,
     state: State,
 }
 
@@ -286,25 +295,28 @@ enum State {
 
 impl Decision {
     /// Starts the decision that a plan of this set asks for. What the plan has in shadow takes no part: see
-    /// [`shadow`](Self::shadow).
+    /// [`shadow`](Self::shadow). `lessee` is whom leases are lent to: different for every worker of every proxy, and after
+    /// each of its restarts.
     #[must_use]
-    pub fn new(plan: Plan, set: &PolicySet) -> Self {
+    pub fn new(plan: Plan, set: &PolicySet, lessee: Digest) -> Self {
         let refusal = Rejection::refused(&plan);
         let charges = plan.charges.iter().filter_map(|charge| {
             let policy = set.policy(charge.policy)?;
-            let Scope::Local { sharing, charge_always } = policy.scope else { return None };
             let Limit::TokenBucket(limit) = charge.limit else { return None };
-            // Of a request that is rejected as it stands only what is charged always is charged.
-            (charge_always || refusal.is_none())
-                .then(|| LocalCharge::new(charge, policy, limit, sharing, charge_always))
+            match policy.scope {
+                // Of a request that is rejected as it stands only what is charged always is charged.
+                Scope::Local { sharing, charge_always } if charge_always || refusal.is_none() => {
+                    Some(LocalCharge::new(charge, policy, limit, sharing, charge_always))
+                }
+                Scope::Global { mode: Mode::Leased(sharing), .. } if refusal.is_none() => {
+                    Some(LocalCharge::lease(charge, policy, limit, sharing, lessee))
+                }
+                _ => None,
+            }
         });
         let charges = charges.collect();
-        let is_global = |charge: &Charge| {
-            set.policy(charge.policy).is_some_and(|policy| matches!(policy.scope, Scope::Global { .. }))
-        };
-        let asks = refusal.is_none() && plan.charges.iter().any(is_global);
-        let local = LocalRound::new(charges, asks);
-        let mut decision = Self { local, emergency: None, told: Vec::new(), state: State::Local, plan };
+        let asks = refusal.is_none() && plan.charges.iter().any(|charge| is_exact(charge, set));
+        let mut decision = Self::over(LocalRound::new(charges, asks), plan);
         if let Some(rejection) = refusal {
             decision.reject(rejection);
         }
@@ -314,8 +326,73 @@ impl Decision {
     /// Starts the decision of one charge in shadow. It has a bucket of its own and an outcome that nobody is told but
     /// the metrics; when the endpoint cannot say there is none, so its [`failed`](Self::failed) is not for use.
     #[must_use]
-    pub fn shadow(plan: &Plan, charge: &Charge, set: &PolicySet) -> Self {
-        Self::new(Plan::alone(charge.clone(), plan.route), set)
+    pub fn shadow(plan: &Plan, charge: &Charge, set: &PolicySet, lessee: Digest) -> Self {
+        Self::new(Plan::alone(charge.clone(), plan.route), set, lessee)
+    }
+
+    fn over(local: LocalRound, plan: Plan) -> Self {
+        let (asked, told) = (Vec::new(), Vec::new());
+        Self { plan, local, emergency: None, asked, told, is_renewal: false, state: State::Local }
+    }
+
+    /// The calls that are to renew leases in the background, each once. They are decisions without a request: their
+    /// outcome is nobody's, and when the endpoint cannot say they are to be told so by [`failed`](Self::failed).
+    pub fn take_renewals(&mut self, set: &PolicySet) -> Vec<Self> {
+        let renewals = self.local.take_renewals().into_iter();
+        let of = |(policy, key, call)| {
+            let charge = self.plan.charges.iter().find(|charge| charge.policy == policy && charge.key == key)?;
+            let local = LocalRound::waiting(lease_of(charge, set)?.renewal(call));
+            let renewal = Self::over(local, Plan::alone(charge.clone(), self.plan.route));
+            Some(Self { asked: vec![0], is_renewal: true, state: State::Asking, ..renewal })
+        };
+        renewals.filter_map(of).collect()
+    }
+
+    /// Gives back a lease that nobody uses any more; [asks](Step::Ask) only when there is one. `None` for a charge that has
+    /// no lease.
+    #[must_use]
+    pub fn give_back(charge: &Charge, set: &PolicySet) -> Option<Self> {
+        let local = LocalRound::new(vec![lease_of(charge, set)?.returning()], true);
+        let plan = Plan::alone(charge.clone(), crate::policy::Route::Other);
+        Some(Self { is_renewal: true, ..Self::over(local, plan) })
+    }
+
+    /// Whether any of its leases may have something yet, as far as was seen.
+    #[must_use]
+    pub fn is_lent(&self, now: Micros) -> bool {
+        self.local.is_lent(now)
+    }
+
+    /// The charges for which it asks for leases, too.
+    pub fn borrows(&self) -> impl Iterator<Item = &Charge> {
+        let calls: Vec<(usize, Digest)> =
+            self.local.asked().filter(|(.., call)| call.is_some()).map(|(policy, key, _)| (policy, key)).collect();
+        self.plan.charges.iter().filter(move |charge| calls.contains(&(charge.policy, charge.key)))
+    }
+
+    /// Takes how many units of leases were found to have died before they were spent.
+    pub const fn take_expired(&mut self) -> u64 {
+        self.local.take_expired()
+    }
+
+    /// How leases have served it, by policy.
+    pub fn lease_uses(&self) -> impl Iterator<Item = (usize, LeaseUse)> {
+        self.local.lease_uses()
+    }
+
+    /// While it [asks](Step::Ask) and has not been sent: whether it asks only for what others are being lent now. If so
+    /// it looks again, and its [steps](Self::step) go on.
+    pub fn retry(&mut self) -> bool {
+        let waits = matches!(self.state, State::Asking)
+            && !self.is_renewal
+            && self.local.asked().count() == self.asked.len()
+            && self.local.asked().all(|(.., call)| call.is_none());
+        if waits {
+            self.local.retry();
+            self.asked.clear();
+            self.state = State::Local;
+        }
+        waits
     }
 
     /// The plan that is being decided.
@@ -361,17 +438,22 @@ impl Decision {
         self.round().written(done);
     }
 
-    /// What [`Step::Ask`] asks for: the charges of all global policies that apply.
+    /// What [`Step::Ask`] asks for: the charges of all global policies that apply, but for those that leases had the
+    /// units for.
     #[must_use]
     pub fn request(&self, set: &PolicySet) -> DecisionRequest {
-        let charges = self.global(set).map(|(charge, policy, _)| ChargeRequest {
-            policy: policy.name.clone(),
-            key: charge.key,
-            group: charge.group,
-            cost: Some(Cost(charge.cost)),
-            limit: charge.limit,
-            lease: None,
-            learn: false,
+        let calls: Vec<(usize, Digest, Option<LeaseCall>)> = self.local.asked().collect();
+        let charges = self.asked(set).map(|(charge, policy, _)| {
+            let is_its = |(policy, key, _): &&(usize, Digest, _)| (*policy, *key) == (charge.policy, charge.key);
+            ChargeRequest {
+                policy: policy.name.clone(),
+                key: charge.key,
+                group: charge.group,
+                cost: (!self.is_renewal).then_some(Cost(charge.cost)),
+                limit: charge.limit,
+                lease: calls.iter().find(is_its).and_then(|(.., call)| *call),
+                learn: matches!(policy.scope, Scope::Global { learn: true, .. }),
+            }
         });
         DecisionRequest { id: None, charges: charges.collect() }
     }
@@ -383,25 +465,23 @@ impl Decision {
         if !matches!(self.state, State::Asking) {
             return None;
         }
-        let asked: Vec<usize> = self.global(set).map(|(charge, ..)| charge.policy).collect();
         let cause = match answer {
-            DecisionAnswer::Admitted(charges) if charges.len() == asked.len() => {
-                self.told = charges.iter().map(|charge| (charge.remaining, Verdict::Admit)).collect();
+            DecisionAnswer::Admitted(charges) if charges.len() == self.asked.len() => {
+                self.hear(charges.iter().map(|Admitted { remaining, lease }| (*remaining, Verdict::Admit, *lease)));
                 self.admit(Admission::Allowed);
                 return None;
             }
-            DecisionAnswer::Denied(charges) if charges.len() == asked.len() => {
-                let told: Vec<(u64, Verdict)> = charges
-                    .iter()
-                    .map(|charge| match charge.denied {
-                        None => (charge.remaining, Verdict::Admit),
-                        Some(Denial::WaitUs(wait)) => (charge.remaining, Verdict::Wait(Micros::new(wait))),
-                        Some(Denial::OverCapacity) => (charge.remaining, Verdict::Never),
-                    })
-                    .collect();
-                let denials = asked.iter().zip(&told).map(|(policy, (_, verdict))| (*policy, *verdict));
+            DecisionAnswer::Denied(charges) if charges.len() == self.asked.len() => {
+                let verdict = |denied: Option<Denial>| match denied {
+                    None => Verdict::Admit,
+                    Some(Denial::WaitUs(wait)) => Verdict::Wait(Micros::new(wait)),
+                    Some(Denial::OverCapacity) => Verdict::Never,
+                };
+                let said = |charge: &Denied| (charge.remaining, verdict(charge.denied), charge.lease);
+                let policies = self.asked.iter().filter_map(|index| Some(self.plan.charges.get(*index)?.policy));
+                let denials = policies.zip(charges.iter().map(|charge| verdict(charge.denied)));
                 if let Some(rejection) = Rejection::denied(denials, false) {
-                    self.told = told;
+                    self.hear(charges.iter().map(said));
                     self.reject(rejection);
                     return None;
                 }
@@ -414,19 +494,37 @@ impl Decision {
         Some(cause)
     }
 
+    /// What the endpoint has said of each charge that it was asked for.
+    fn hear(&mut self, said: impl Iterator<Item = (u64, Verdict, Option<LeaseAnswer>)>) {
+        let calls: Vec<(usize, Digest, Option<LeaseCall>)> = self.local.asked().collect();
+        for (index, (left, verdict, lease)) in self.asked.iter().zip(said) {
+            self.told.push((left, verdict));
+            let Some(charge) = self.plan.charges.get(*index) else { continue };
+            let is_its = |(policy, key, _): &&(usize, Digest, _)| (*policy, *key) == (charge.policy, charge.key);
+            let Some((.., call)) = calls.iter().find(is_its) else { continue };
+            let denied = if let Verdict::Wait(wait) = verdict { Some((charge.cost.count(), wait)) } else { None };
+            let news = LeaseNews { left: Some(left), denied, call: call.map(|call| (call, lease)) };
+            self.local.tell(charge.policy, charge.key, news);
+        }
+    }
+
     /// Answers [`Step::Ask`] when there is no answer: the fail modes decide. Closed beats local beats open.
     pub fn failed(&mut self, set: &PolicySet) {
         if !matches!(self.state, State::Asking) {
             return;
         }
+        if self.is_renewal {
+            self.admit(Admission::Allowed);
+            return;
+        }
         let closed: Vec<usize> =
-            self.global(set).filter(|(.., mode)| *mode == FailMode::Closed).map(|(charge, ..)| charge.policy).collect();
+            self.asked(set).filter(|(.., mode)| *mode == FailMode::Closed).map(|(charge, ..)| charge.policy).collect();
         if !closed.is_empty() {
             self.reject(Rejection::Unavailable { policies: closed });
             return;
         }
         let emergency: Vec<LocalCharge> = self
-            .global(set)
+            .asked(set)
             .filter_map(|(charge, policy, mode)| match mode {
                 FailMode::Local(limit) => Some(LocalCharge::emergency(charge, policy, limit)),
                 FailMode::Open | FailMode::Closed => None,
@@ -453,13 +551,13 @@ impl Decision {
     #[must_use]
     pub fn standings(&self, set: &PolicySet) -> Vec<Standing> {
         let mut local = self.local.standings().peekable();
-        let mut told = self.told.iter();
+        let mut told = self.asked.iter().zip(&self.told).peekable();
         let mut standings: Vec<Standing> = Vec::new();
-        for charge in &self.plan.charges {
-            let found = match set.policy(charge.policy).map(|policy| &policy.scope) {
-                Some(Scope::Local { .. }) => local.next_if(|(policy, ..)| *policy == charge.policy),
-                Some(Scope::Global { .. }) => told.next().map(|(left, verdict)| (charge.policy, *left, *verdict)),
-                None => None,
+        for (index, charge) in self.plan.charges.iter().enumerate() {
+            let found = match told.next_if(|(asked, _)| **asked == index) {
+                Some((_, (left, verdict))) => Some((charge.policy, *left, *verdict)),
+                None if self.asked.contains(&index) || set.policy(charge.policy).is_none() => None,
+                None => local.next_if(|(policy, ..)| *policy == charge.policy),
             };
             let Some((policy, left, verdict)) = found else { continue };
             match standings.last_mut().filter(|last| last.policy == policy) {
@@ -497,7 +595,8 @@ impl Decision {
                 (Outcome::Reject(_), _) if is_always && self.local.is_spent(index) => Part::Allowed,
                 (Outcome::Reject(_), _) => Part::NotCharged,
                 (Outcome::Admit(Admission::Allowed), _) | (_, Scope::Local { .. }) => Part::Allowed,
-                (_, Scope::Global { on_failure: FailMode::Local(_) }) => Part::FailedLocal,
+                _ if !self.asks_for(index) => Part::Allowed,
+                (_, Scope::Global { on_failure: FailMode::Local(_), .. }) => Part::FailedLocal,
                 (_, Scope::Global { .. }) => Part::FailedOpen,
             };
             parts.push((index, part));
@@ -524,10 +623,16 @@ impl Decision {
     fn after_local(&mut self, set: &PolicySet) {
         if let Some(rejection) = self.local.rejection(false) {
             self.reject(rejection);
-        } else if self.global(set).next().is_some() {
-            self.state = State::Asking;
-        } else {
+            return;
+        }
+        let missing: Vec<(usize, Digest)> = self.local.asked().map(|(policy, key, _)| (policy, key)).collect();
+        let is_asked = |charge: &Charge| is_exact(charge, set) || missing.contains(&(charge.policy, charge.key));
+        let charges = self.plan.charges.iter().enumerate();
+        self.asked = charges.filter(|(_, charge)| is_asked(charge)).map(|(index, _)| index).collect();
+        if self.asked.is_empty() {
             self.admit(Admission::Allowed);
+        } else {
+            self.state = State::Asking;
         }
     }
 
@@ -548,14 +653,41 @@ impl Decision {
         self.state = State::Settling(Outcome::Reject(rejection));
     }
 
-    fn global<'a>(&'a self, set: &'a PolicySet) -> impl Iterator<Item = (&'a Charge, &'a Policy, FailMode)> {
-        self.plan.charges.iter().filter_map(|charge| {
+    /// What the endpoint is asked for.
+    fn asked<'a>(&'a self, set: &'a PolicySet) -> impl Iterator<Item = (&'a Charge, &'a Policy, FailMode)> {
+        self.asked.iter().filter_map(|index| {
+            let charge = self.plan.charges.get(*index)?;
             let policy = set.policy(charge.policy)?;
             match policy.scope {
-                Scope::Global { on_failure } => Some((charge, policy, on_failure)),
+                Scope::Global { on_failure, .. } => Some((charge, policy, on_failure)),
                 Scope::Local { .. } => None,
             }
         })
+    }
+
+    fn asks_for(&self, policy: usize) -> bool {
+        self.asked.iter().any(|index| self.plan.charges.get(*index).is_some_and(|charge| charge.policy == policy))
+    }
+}
+
+/// Whether the endpoint is asked for this charge each time.
+fn is_exact(charge: &Charge, set: &PolicySet) -> bool {
+    let is_token_bucket = matches!(charge.limit, Limit::TokenBucket(_));
+    set.policy(charge.policy).is_some_and(|policy| match policy.scope {
+        Scope::Global { mode: Mode::Leased(_), .. } => !is_token_bucket,
+        Scope::Global { mode: Mode::Exact, .. } => true,
+        Scope::Local { .. } => false,
+    })
+}
+
+/// The lease of a charge, where there is one already.
+fn lease_of(charge: &Charge, set: &PolicySet) -> Option<LocalCharge> {
+    let policy = set.policy(charge.policy)?;
+    match (policy.scope.clone(), charge.limit) {
+        (Scope::Global { mode: Mode::Leased(sharing), .. }, Limit::TokenBucket(limit)) => {
+            Some(LocalCharge::lease(charge, policy, limit, sharing, Digest::default()))
+        }
+        _ => None,
     }
 }
 

@@ -97,6 +97,12 @@ impl Gather {
         Ok(())
     }
 
+    /// The requests that have not been sent yet, in order.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<u64> {
+        self.waiting.iter().map(|waiter| waiter.id).collect()
+    }
+
     /// A request no longer waits: its client left, or it was decided otherwise.
     pub fn leave(&mut self, id: u64) {
         self.waiting.retain(|waiter| waiter.id != id);

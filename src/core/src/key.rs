@@ -76,7 +76,7 @@ impl Digester<'_> {
 }
 
 /// 128 bits that name a bucket. Shown and sent as 32 lower-case hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; Self::LEN]);
 
 impl Digest {

@@ -10,6 +10,10 @@
 //! keeps a [`LeaseRecord`] of the last that it heard, so each report counts once, however often and in whatever order
 //! calls arrive. Where the record is lost, reports count for nothing: what was lent is then taken for spent.
 
+mod holder;
+
+pub use holder::{FORMAT, Found, LeaseHold, LeaseNews, LeaseSet};
+
 use crate::key::Digest;
 use crate::limit::outstanding::generation;
 use crate::limit::{Balance, TokenBucket};

@@ -9,6 +9,7 @@ pub mod decision;
 pub mod facts;
 pub mod fields;
 pub mod gather;
+pub mod json;
 pub mod key;
 pub mod lease;
 pub mod limit;

@@ -12,7 +12,7 @@ mod route;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use budget::{Allowance, Enforcement, FailMode, KeyPart, OnMissing, PlanBy, Plans, Policy, Scope, Sharing};
+pub use budget::{Allowance, Enforcement, FailMode, KeyPart, Mode, OnMissing, PlanBy, Plans, Policy, Scope, Sharing};
 pub use cost::{CostRule, Measure};
 pub use identity::{Identity, IdentityResult};
 pub use node::{Issue, PolicyErrors, is_name, nearest};

@@ -4,10 +4,10 @@ mod grpc;
 
 use crate::decision::{Rejection, Standing};
 use crate::fields::{self, Header};
+use crate::json::Object;
 use crate::policy::PolicySet;
 use crate::units::Micros;
 use grpc::Protocol;
-use serde::Serialize;
 
 /// What a caller is told to wait when the limiter could not decide.
 const UNAVAILABLE_WAIT: Micros = Micros::from_secs(1);
@@ -36,21 +36,6 @@ pub struct Caller {
     pub random: u32,
     /// Seconds since 1970, where the reply names a time.
     pub clock: u64,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Problem<'a> {
-    r#type: &'a str,
-    title: &'a str,
-    status: u32,
-    detail: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    violated_policies: Option<&'a [&'a str]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    policy_version: Option<&'a str>,
 }
 
 /// What is told of one rejection, however the caller speaks.
@@ -170,16 +155,14 @@ impl Message {
     }
 
     fn problem(&self, names: &[&str], version: Option<&str>) -> String {
-        let problem = Problem {
-            r#type: self.kind,
-            title: self.title,
-            status: self.status,
-            detail: &self.detail,
-            reason: self.reason,
-            violated_policies: self.named.then_some(names),
-            policy_version: version,
-        };
-        serde_json::to_string(&problem).unwrap_or_default()
+        let problem = Object::default()
+            .text("type", self.kind)
+            .text("title", self.title)
+            .number("status", self.status.into())
+            .text("detail", &self.detail)
+            .text_if("reason", self.reason);
+        let problem = if self.named { problem.texts("violated-policies", names) } else { problem };
+        problem.text_if("policy-version", version).finish()
     }
 }
 

@@ -3,6 +3,9 @@
 //! A request is a batch of decisions. Each decision is all-or-nothing by itself; the answer has one result for each,
 //! in the same order. Unknown fields are ignored on both sides, so that either can be upgraded first.
 
+mod answer;
+mod body;
+
 use crate::key::Digest;
 use crate::lease::{LeaseCall, LeaseRecord};
 use crate::limit::{
@@ -222,16 +225,15 @@ struct RawWindow {
 }
 
 /// One result for each decision, in the order they were asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AdmitAnswer {
     /// As many as there were decisions.
     pub decisions: Vec<DecisionAnswer>,
 }
 
 /// What became of one decision: an object with exactly one of the fields `admitted`, `denied` and `failed`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", try_from = "RawAnswer")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum DecisionAnswer {
     /// All charges were made.
     Admitted(Vec<Admitted>),
@@ -241,43 +243,31 @@ pub enum DecisionAnswer {
     Failed(Failure),
 }
 
-/// Read as a struct, so that fields that are not known yet are ignored.
-#[derive(Deserialize)]
-#[serde(remote = "Self")]
-struct RawAnswer {
-    admitted: Option<Vec<Admitted>>,
-    denied: Option<Vec<Denied>>,
-    failed: Option<Failure>,
-}
-
 /// What a bucket has left after a charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Admitted {
     /// Whole units.
     pub remaining: u64,
     /// What is lent to whoever asked with a lease call; left out where that came too late.
-    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseAnswer>,
 }
 
 /// What one bucket says to a request that was denied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Denied {
     /// Whole units.
     pub remaining: u64,
     /// Why this bucket denied; left out when it did not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub denied: Option<Denial>,
     /// What is lent to whoever asked with a lease call; left out where that came too late.
-    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseAnswer>,
 }
 
 /// What is lent to whoever asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LeaseAnswer {
     /// The number of the call that is answered.
     pub seq: u64,
@@ -286,7 +276,7 @@ pub struct LeaseAnswer {
 }
 
 /// Why one bucket denied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Denial {
     /// The units will be there after so many microseconds, if nobody else takes them.
@@ -296,7 +286,7 @@ pub enum Denial {
 }
 
 /// Why the store could not say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Failure {
@@ -311,19 +301,19 @@ pub enum Failure {
     /// A calendar window's time zone is none that the endpoint knows.
     UnknownTimeZone,
     /// A reason that this version does not know.
-    #[serde(other)]
     Unknown,
 }
 
-impl TryFrom<RawAnswer> for DecisionAnswer {
-    type Error = &'static str;
-
-    fn try_from(raw: RawAnswer) -> Result<Self, Self::Error> {
-        match (raw.admitted, raw.denied, raw.failed) {
-            (Some(charges), None, None) => Ok(Self::Admitted(charges)),
-            (None, Some(charges), None) => Ok(Self::Denied(charges)),
-            (None, None, Some(failure)) => Ok(Self::Failed(failure)),
-            _ => Err("a decision must have exactly one of the fields admitted, denied and failed"),
+impl Failure {
+    /// The reason that is called so.
+    fn named(name: &str) -> Self {
+        match name {
+            "store_timeout" => Self::StoreTimeout,
+            "store_unavailable" => Self::StoreUnavailable,
+            "store_error" => Self::StoreError,
+            "store_full" => Self::StoreFull,
+            "unknown_time_zone" => Self::UnknownTimeZone,
+            _ => Self::Unknown,
         }
     }
 }
@@ -634,11 +624,6 @@ read_from_objects! {
     RawBucket: "a map with the fields `capacity`, `refill` and `per_us`",
     RawGcra: "a map with the fields `capacity`, `refill` and `per_us`",
     RawWindow: "a map with the fields `capacity`, and `window_us` or `calendar`",
-    AdmitAnswer: "a map with the field `decisions`",
-    RawAnswer: "a map with one of the fields `admitted`, `denied` and `failed`",
-    Admitted: "a map with the field `remaining`",
-    Denied: "a map with the field `remaining`",
-    LeaseAnswer: "a map with the fields `seq` and `units`",
 }
 
 /// `remote`, by which the readers above reach the derived ones, is for both directions.
@@ -652,8 +637,7 @@ macro_rules! write_as_derived {
     )*};
 }
 
-write_as_derived! { AdmitRequest DecisionRequest RawCharge RawLeaseCall RawBucket RawGcra RawWindow AdmitAnswer Admitted Denied
-LeaseAnswer }
+write_as_derived! { AdmitRequest DecisionRequest RawCharge RawLeaseCall RawBucket RawGcra RawWindow }
 
 fn tokens(Whole(count): Whole) -> Result<Tokens, String> {
     Tokens::new(count).ok_or_else(|| format!("must be between 1 and {MAX_TOKENS}, is {count}"))
@@ -676,6 +660,50 @@ mod tests {
         assert_eq!(request, again);
         let Limit::TokenBucket(limit) = request.decisions[0].charges[0].limit else { panic!("a token bucket") };
         assert_eq!(limit.refill.period(), 200_000);
+    }
+
+    /// What the filter writes is what the derived writer does.
+    fn written(charge: &ChargeRequest) {
+        let decision = |id: Option<&str>| DecisionRequest {
+            id: id.map(|id| DecisionId::try_from(id.to_owned()).unwrap()),
+            charges: vec![charge.clone(), charge.clone()],
+        };
+        let request = AdmitRequest { decisions: vec![decision(None), decision(Some("a\"b\\c/~"))] };
+        assert_eq!(String::from_utf8(request.to_body()).unwrap(), serde_json::to_string(&request).unwrap());
+    }
+
+    #[test]
+    fn a_charge_may_have_a_lease_and_then_no_cost() {
+        let lease = r#""lease":{"lessee":"00000000000000000000000000000009","seq":3,"acked":2,"kept":1,"returned":0,"wanted":7}"#;
+        let with = |lease: &str| serde_json::from_str::<ChargeRequest>(&CHARGE.replace("\"cost\":5", lease));
+        let charge = with(lease).unwrap();
+        let call =
+            LeaseCall { lessee: charge.lease.unwrap().lessee, seq: 3, acked: 2, kept: 1, returned: 0, wanted: 7 };
+        assert_eq!((charge.cost, charge.lease), (None, Some(call)));
+        assert!(serde_json::to_string(&charge).unwrap().contains(lease));
+        written(&charge);
+        written(&ChargeRequest { learn: true, ..with(&format!("\"cost\":5,{lease}")).unwrap() });
+        let short = with(r#""lease":{"lessee":"00000000000000000000000000000009","seq":3}"#).unwrap().lease.unwrap();
+        assert_eq!((short.acked, short.kept, short.returned, short.wanted), (0, 0, 0, 0));
+        for (wrong, expected) in [
+            (
+                lease.replace("\"seq\":3", "\"seq\":2"),
+                "lease.seq must be between 1 and 9007199254740991 and above acked",
+            ),
+            (lease.replace("\"kept\":1", "\"kept\":1000000000000"), "lease.kept must be between 0 and 999999999999"),
+            (lease.replace("\"kept\":1", "\"kept\":-1"), "expected a whole number"),
+            (lease.replace("\"seq\":3,", ""), "missing field `seq`"),
+            ("\"lost_state\":\"learn\"".into(), "missing field `cost`: only a charge with a `lease` may have none"),
+            ("\"lost_state\":\"empty\"".into(), "expected `learn` or `full`"),
+        ] {
+            let error = with(&wrong).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let bucket = r#""token_bucket":{"capacity":20,"refill":5,"per_us":1000000}"#;
+        let window = CHARGE.replace(bucket, r#""sliding_window":{"capacity":9,"window_us":9}"#);
+        let error =
+            serde_json::from_str::<ChargeRequest>(&window.replace("\"cost\":5", lease)).unwrap_err().to_string();
+        assert!(error.contains("only a token_bucket has leases"), "{error}");
     }
 
     #[test]
@@ -705,6 +733,7 @@ mod tests {
         ] {
             let charge: ChargeRequest = serde_json::from_str(&CHARGE.replace(bucket, limit)).unwrap();
             assert!(serde_json::to_string(&charge).unwrap().ends_with(&format!("{limit}}}")), "{limit}");
+            written(&charge);
             let other = if limit.contains("gcra") { bucket } else { r#""gcra":{"capacity":2,"refill":1,"per_us":1}"# };
             let both = CHARGE.replace(bucket, &format!("{other},{limit}"));
             assert!(serde_json::from_str::<ChargeRequest>(&both).unwrap_err().to_string().contains("exactly one"));
@@ -826,6 +855,13 @@ mod tests {
             r#"{"decisions":[[[{"remaining":1}],null,null]]}"#,
             r#"{"decisions":[{"admitted":[[1]]}]}"#,
             r#"{"decisions":[{"denied":[[1,null]]}]}"#,
+            r#"{"decisions":[{"denied":[{"remaining":1,"denied":null}]}]}"#,
+            r#"{"decisions":[{"denied":[{"remaining":1,"denied":"x"}]}]}"#,
+            r#"{"decisions":[{"denied":[{"remaining":1,"denied":{}}]}]}"#,
+            r#"{"decisions":[{"failed":null}]}"#,
+            r#"{"decisions":[{"admitted":[{"remaining":1,"lease":{"seq":1}}]}]}"#,
+            r#"{"decisions":[{"admitted":[{"remaining":1,"lease":[1,2]}]}]}"#,
+            r#"{"decisions":[{"admitted":[{"remaining":1,"remaining":2}]}]}"#,
         ] {
             assert!(serde_json::from_str::<AdmitAnswer>(text).is_err(), "{text}");
         }
@@ -845,7 +881,10 @@ mod tests {
     fn an_answer_is_short() {
         let answer = AdmitAnswer {
             decisions: vec![
-                DecisionAnswer::Admitted(vec![Admitted { remaining: 3, lease: None }]),
+                DecisionAnswer::Admitted(vec![Admitted {
+                    remaining: 3,
+                    lease: Some(LeaseAnswer { seq: 9, units: 8 }),
+                }]),
                 DecisionAnswer::Denied(vec![
                     Denied { remaining: 0, denied: Some(Denial::WaitUs(7)), lease: None },
                     Denied { remaining: 4, denied: None, lease: None },
@@ -857,8 +896,12 @@ mod tests {
         let text = serde_json::to_string(&answer).unwrap();
         assert_eq!(
             text,
-            r#"{"decisions":[{"admitted":[{"remaining":3}]},{"denied":[{"remaining":0,"denied":{"wait_us":7}},{"remaining":4},{"remaining":1,"denied":"over_capacity"}]},{"failed":"store_timeout"}]}"#
+            r#"{"decisions":[{"admitted":[{"remaining":3,"lease":{"seq":9,"units":8}}]},{"denied":[{"remaining":0,"denied":{"wait_us":7}},{"remaining":4},{"remaining":1,"denied":"over_capacity"}]},{"failed":"store_timeout"}]}"#
         );
         assert_eq!(serde_json::from_str::<AdmitAnswer>(&text).unwrap(), answer);
+        use Failure::{StoreError, StoreFull, StoreTimeout, StoreUnavailable, Unknown, UnknownTimeZone};
+        for failure in [StoreTimeout, StoreUnavailable, StoreError, StoreFull, UnknownTimeZone, Unknown] {
+            assert_eq!(Failure::named(serde_json::to_value(failure).unwrap().as_str().unwrap()), failure);
+        }
     }
 }

@@ -3,8 +3,8 @@
 
 use crate::host::{self, Kind};
 use core::cell::{Cell, RefCell};
-use tollgate_core::decision::{Contention, Decision, FailCause, Outcome, Part, Standing};
-use tollgate_core::policy::{Enforcement, IdentityResult, OnMissing, Plan, Policy, PolicySet, Route};
+use tollgate_core::decision::{Contention, Decision, FailCause, LeaseUse, Outcome, Part, Standing};
+use tollgate_core::policy::{Enforcement, IdentityResult, Mode, OnMissing, Plan, Policy, PolicySet, Route, Scope};
 use tollgate_core::units::Micros;
 
 pub(crate) struct Metrics {
@@ -14,6 +14,7 @@ pub(crate) struct Metrics {
     exhausted: Metric,
     malformed: Metric,
     overflow: Metric,
+    lease_expired: Metric,
     client_left: Metric,
     cost_made_up: Metric,
     call: Metric,
@@ -43,6 +44,10 @@ struct PolicyMetrics {
     shadow_allowed: Metric,
     shadow_denied: Metric,
     shadow_failed: Metric,
+    lease_hit: Metric,
+    lease_miss: Metric,
+    lease_denied: Metric,
+    lease_calls: Metric,
 }
 
 /// What became of a policy in shadow.
@@ -68,6 +73,7 @@ impl Metrics {
             exhausted: counter("local.cas_exhausted"),
             malformed: counter("local.malformed"),
             overflow: counter("local.overflow"),
+            lease_expired: counter("lease.expired_units"),
             client_left: counter("client_left"),
             cost_made_up: counter("cost.made_up"),
             call: Metric::new(Kind::Histogram, "call_us"),
@@ -127,6 +133,26 @@ impl Metrics {
             Shadow::Denied => &policy.shadow_denied,
             Shadow::Failed => &policy.shadow_failed,
         });
+    }
+
+    /// How leases have served a request, or a policy in shadow.
+    pub(crate) fn leases(&self, decision: &mut Decision) {
+        for (index, how) in decision.lease_uses() {
+            self.of(index, |policy| match how {
+                LeaseUse::Hit => &policy.lease_hit,
+                LeaseUse::Miss => &policy.lease_miss,
+                LeaseUse::Denied => &policy.lease_denied,
+            });
+        }
+        let expired = decision.take_expired();
+        if expired > 0 {
+            self.lease_expired.add(i64::try_from(expired).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// A call about a lease of this policy.
+    pub(crate) fn lease_call(&self, policy: usize) {
+        self.of(policy, |policy| &policy.lease_calls);
     }
 
     pub(crate) fn client_left(&self) {
@@ -207,6 +233,7 @@ impl PolicyMetrics {
     fn new(policy: &Policy) -> Self {
         let counter = |name: &str| counter(&format!("policy.{}.{name}", policy.name));
         let when = |can: bool, name: &str| if can { counter(name) } else { Metric(None) };
+        let is_leased = matches!(policy.scope, Scope::Global { mode: Mode::Leased(_), .. });
         let can_be_shadow = policy.enforce != Enforcement::On;
         let parts =
             Part::ALL.into_iter().filter(|part| policy.enforce != Enforcement::Shadow && part.can_be_of(policy));
@@ -217,6 +244,10 @@ impl PolicyMetrics {
             shadow_allowed: when(can_be_shadow, "shadow_allowed"),
             shadow_denied: when(can_be_shadow, "shadow_denied"),
             shadow_failed: when(can_be_shadow, "shadow_failed"),
+            lease_hit: when(is_leased, "lease_hit"),
+            lease_miss: when(is_leased, "lease_miss"),
+            lease_denied: when(is_leased, "lease_denied"),
+            lease_calls: when(is_leased, "lease_calls"),
         }
     }
 }

@@ -2,16 +2,21 @@
 //!
 //! The format of what is stored is part of every name, so that no version of the filter reads another's bytes.
 //!
+//! Leases of a worker are in its VM's own memory: they cost no host call, and what is lost with the VM is only what it had
+//! not spent.
+//!
 //! Per proxy there is one table. Per worker each VM claims a number and uses that number's table. A VM that follows one
 //! that ended takes over a number once its claim is dead; before that (after a trap, or with a new module) it starts
 //! with a table of its own, full.
 
 use crate::host;
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use tollgate_core::breaker::BreakerState;
-use tollgate_core::decision::SetId;
+use tollgate_core::decision::{SetId, Table};
+use tollgate_core::key::Digest;
+use tollgate_core::lease;
 use tollgate_core::policy::Sharing;
-use tollgate_core::slots::FORMAT;
+use tollgate_core::slots::{FORMAT, SETS};
 use tollgate_core::units::Micros;
 
 /// As a version: write only if nothing is there. Envoy ignores a version where the name is new, and this one is never
@@ -30,6 +35,12 @@ const MAX_WORKERS: u32 = 1024;
 thread_local! {
     /// This VM's claim. It is the VM's and not a configuration's, so that buckets outlive a change of the policy.
     static CLAIM: Cell<Option<Claim>> = const { Cell::new(None) };
+
+    /// This VM's leases, as they are stored, by the set.
+    static LEASES: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+
+    /// Whom leases are lent to.
+    static LESSEE: Cell<Option<Digest>> = const { Cell::new(None) };
 }
 
 #[derive(Clone, Copy)]
@@ -41,12 +52,46 @@ struct Claim {
 
 /// Reads a set: its bytes and their version.
 pub(crate) fn read(set: SetId, now: Micros) -> Option<(Vec<u8>, u32)> {
-    host::shared_data(&name(set, now))
+    match (set.table, set.sharing) {
+        (Table::Leases, Sharing::Worker) => {
+            LEASES.with_borrow(|leases| leases.get(place(set)).map(|bytes| (bytes.clone(), 0)))
+        }
+        _ => host::shared_data(&name(set, now)),
+    }
 }
 
 /// Writes a set if it is still at `version`.
-pub(crate) fn write(set: SetId, bytes: &[u8], version: Option<u32>, now: Micros) -> bool {
-    write_name(&name(set, now), bytes, version)
+pub(crate) fn write(set: SetId, bytes: Vec<u8>, version: Option<u32>, now: Micros) -> bool {
+    match (set.table, set.sharing) {
+        (Table::Leases, Sharing::Worker) => {
+            LEASES.with_borrow_mut(|leases| {
+                if leases.is_empty() {
+                    leases.resize(place(SetId { index: SETS, ..set }), Vec::new());
+                }
+                if let Some(place) = leases.get_mut(place(set)) {
+                    *place = bytes;
+                }
+            });
+            true
+        }
+        _ => write_name(&name(set, now), &bytes, version),
+    }
+}
+
+fn place(set: SetId) -> usize {
+    usize::try_from(set.index).unwrap_or(usize::MAX)
+}
+
+/// Whom leases are lent to: this VM, and no other before or after it.
+pub(crate) fn lessee() -> Option<Digest> {
+    LESSEE.with(|lessee| {
+        if lessee.get().is_none() {
+            let (high, low) = host::random().zip(host::random())?;
+            let (high, low) = (u128::from(high) << 64, u128::from(low));
+            lessee.set(Some(Digest::from_bytes((high | low).to_le_bytes())));
+        }
+        lessee.get()
+    })
 }
 
 /// A breaker, and its version.
@@ -75,6 +120,7 @@ fn write_name(name: &str, bytes: &[u8], version: Option<u32>) -> bool {
 
 fn name(set: SetId, now: Micros) -> String {
     match set.sharing {
+        _ if set.table == Table::Leases => format!("tollgate.{}.leases.{}", lease::FORMAT, set.index),
         Sharing::Proxy => format!("tollgate.{FORMAT}.proxy.{}", set.index),
         // Without a number the VM shares the proxy's table: less than it might have, never more.
         Sharing::Worker => match worker_number(now) {

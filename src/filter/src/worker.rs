@@ -9,14 +9,15 @@ use core::fmt::Write;
 use core::time::Duration;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use tollgate_core::breaker::{Breaker, BreakerState, Gate};
 use tollgate_core::decision::{Decision, FailCause, Outcome, Rejection, Standing, Step};
 use tollgate_core::fields::{self, Header};
 use tollgate_core::gather::Gather;
-use tollgate_core::policy::{Endpoint, LegacyReset, PolicySet, Responses, Scope, Sharing};
+use tollgate_core::json::Object;
+use tollgate_core::key::Digest;
+use tollgate_core::policy::{Charge, Endpoint, LegacyReset, PolicySet, Responses, Scope, Sharing};
 use tollgate_core::reply::{Caller, Reply};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{ADMIT_PATH, AdmitAnswer, AdmitRequest, DecisionAnswer, MAX_BODY};
@@ -65,10 +66,18 @@ enum Whose {
     Stream(Rc<Ticket>),
     /// That of a policy in shadow, for which nobody waits.
     Shadow(usize),
+    /// Nobody's: it is about a lease alone.
+    Lease,
 }
 
-/// The first id of a decision in shadow.
-const FIRST_SHADOW: u64 = 1 << 32;
+/// The first id of a decision that no request waits for.
+const FIRST_BEHIND: u64 = 1 << 32;
+
+/// How often leases are looked at that nobody may use any more.
+const LEASE_LOOK: Micros = Micros::from_millis(250);
+
+/// So many of them each time, the next ones the next time.
+const MAX_LOOKED_AT: usize = 256;
 
 pub(crate) struct Worker {
     root: u32,
@@ -93,9 +102,15 @@ pub(crate) struct Worker {
     share: Cell<u32>,
     // Host calls that run other callbacks are made with neither of these borrowed.
     gather: RefCell<Gather>,
-    /// By the stream's id, and for policies in shadow by an id above those.
+    /// By the stream's id, and for what no request waits for by an id above those.
     pending: RefCell<BTreeMap<u64, Pending>>,
-    next_shadow: Cell<u64>,
+    next_behind: Cell<u64>,
+    /// What leases were asked for, in the order of their keys.
+    leases: RefCell<Vec<Charge>>,
+    /// How many of them were looked at, and when the next are.
+    looked_at: Cell<usize>,
+    look_at: Cell<Micros>,
+    lessee: Digest,
 }
 
 impl Ticket {
@@ -116,6 +131,7 @@ impl Worker {
             host::log(LogLevel::Error, "the host gives no queue: allow proxy_register_shared_queue to the plugin");
             return None;
         };
+        let lessee = tables::lessee()?;
         let endpoint = set.endpoint.clone();
         let gather = endpoint.as_ref().map_or_else(
             || Gather::new(Micros::ZERO, 0),
@@ -143,7 +159,11 @@ impl Worker {
             share: Cell::new(0),
             gather: RefCell::new(gather),
             pending: RefCell::default(),
-            next_shadow: Cell::new(FIRST_SHADOW),
+            next_behind: Cell::new(FIRST_BEHIND),
+            leases: RefCell::default(),
+            looked_at: Cell::new(0),
+            look_at: Cell::new(Micros::ZERO),
+            lessee,
             set,
         })
     }
@@ -157,10 +177,14 @@ impl Worker {
             return;
         }
         for charge in &plan.shadows {
-            self.shadow(stream, charge.policy, Decision::shadow(&plan, charge, &self.set));
+            self.shadow(stream, charge.policy, Decision::shadow(&plan, charge, &self.set, self.lessee));
         }
-        let mut decision = Decision::new(plan, &self.set);
-        let outcome = match self.advance(&mut decision) {
+        let mut decision = Decision::new(plan, &self.set, self.lessee);
+        let advanced = self.advance(&mut decision);
+        if self.renew(&mut decision) {
+            self.wake(stream);
+        }
+        let outcome = match advanced {
             Some(outcome) => outcome,
             None if self.open_until.get() > host::now() => self.give_up(&mut decision, FailCause::BreakerOpen),
             None if self.gather.borrow_mut().join(stream.into(), host::now()).is_ok() => {
@@ -172,13 +196,14 @@ impl Worker {
             }
             None => self.give_up(&mut decision, FailCause::TooManyInFlight),
         };
-        if let Some(reply) = self.decided(ticket, &decision, &outcome) {
+        if let Some(reply) = self.decided(ticket, &mut decision, &outcome) {
             host::reply(&reply);
         }
     }
 
     /// Counts the outcome of the effective context's request, and notes it; gives the reply where there is one.
-    fn decided(&self, ticket: &Ticket, decision: &Decision, outcome: &Outcome) -> Option<Reply> {
+    fn decided(&self, ticket: &Ticket, decision: &mut Decision, outcome: &Outcome) -> Option<Reply> {
+        self.metrics.leases(decision);
         let standings = decision.standings(&self.set);
         self.metrics.decided(decision, outcome, &standings, &self.set);
         host::note("tollgate", &summary(outcome, &standings, &self.set));
@@ -216,17 +241,20 @@ impl Worker {
         let plan = decision.plan();
         let charge = plan.charges.iter().find(|charge| policies.contains(&charge.policy));
         let wait = if let Rejection::Denied { wait, .. } = rejection { *wait } else { None };
-        let line = Line {
-            event: "rejected",
-            outcome: outcome.part().name(),
-            policies: policies.iter().filter_map(|index| Some(self.set.policy(*index)?.name.as_str())).collect(),
-            policy_version: self.set.version.as_deref(),
-            route: self.set.route_name(plan.route),
-            key: charge.map(|charge| charge.key.to_string()),
-            wait_ms: wait.map(Micros::as_millis_ceil),
-            held_back,
-        };
-        host::log(LogLevel::Info, &serde_json::to_string(&line).unwrap_or_default());
+        let names: Vec<&str> =
+            policies.iter().filter_map(|index| Some(self.set.policy(*index)?.name.as_str())).collect();
+        // It has nothing that the client sent.
+        let mut line = Object::default()
+            .text("event", "rejected")
+            .text("outcome", outcome.part().name())
+            .texts("policies", &names)
+            .text_if("policy_version", self.set.version.as_deref())
+            .text("route", self.set.route_name(plan.route))
+            .text_if("key", charge.map(|charge| charge.key.to_string()).as_deref());
+        if let Some(wait) = wait {
+            line = line.number("wait_ms", wait.as_millis_ceil());
+        }
+        host::log(LogLevel::Info, &line.number("held_back", held_back).finish());
     }
 
     /// Who gets the reply that the effective context's request is to have.
@@ -266,17 +294,59 @@ impl Worker {
 
     /// Decides one policy in shadow: its outcome is counted, and the request does not wait for it.
     fn shadow(&self, stream: u32, policy: usize, mut decision: Decision) {
-        if let Some(outcome) = self.advance(&mut decision) {
+        let advanced = self.advance(&mut decision);
+        let renews = self.renew(&mut decision);
+        if let Some(outcome) = advanced {
+            self.metrics.leases(&mut decision);
             self.count_shadow(policy, &outcome);
+        } else if self.join_behind(Pending { decision, whose: Whose::Shadow(policy) }) {
+            self.wake(stream);
             return;
         }
-        let id = self.next_shadow.replace(self.next_shadow.get().checked_add(1).unwrap_or(FIRST_SHADOW));
-        if self.gather.borrow_mut().join_behind(id, host::now()).is_err() {
-            self.metrics.shadow(policy, Shadow::Failed);
+        if renews {
+            self.wake(stream);
+        }
+    }
+
+    /// Has the endpoint asked for what no request waits for; `false` when too much of that waits already.
+    fn join_behind(&self, pending: Pending) -> bool {
+        let id = self.next_behind.replace(self.next_behind.get().checked_add(1).unwrap_or(FIRST_BEHIND));
+        let joined = self.gather.borrow_mut().join_behind(id, host::now()).is_ok();
+        if joined {
+            self.pending.borrow_mut().insert(id, pending);
+        } else {
+            self.unanswered(id, pending, FailCause::TooManyInFlight);
+        }
+        joined
+    }
+
+    /// Has the leases renewed for which it is time, in the background; gives whether there are any.
+    fn renew(&self, decision: &mut Decision) -> bool {
+        let renewals = decision.take_renewals(&self.set);
+        let any = !renewals.is_empty();
+        for decision in renewals {
+            self.join_behind(Pending { decision, whose: Whose::Lease });
+        }
+        any
+    }
+
+    /// Gives back leases that nobody uses any more.
+    fn give_back(&self, now: Micros) {
+        if now < self.look_at.get() {
             return;
         }
-        self.pending.borrow_mut().insert(id, Pending { decision, whose: Whose::Shadow(policy) });
-        self.wake(stream);
+        self.look_at.set(now.plus(LEASE_LOOK));
+        let first = self.looked_at.get();
+        let due: Vec<Charge> = self.leases.borrow().iter().skip(first).take(MAX_LOOKED_AT).cloned().collect();
+        self.looked_at.set(if due.is_empty() { 0 } else { first.saturating_add(due.len()) });
+        for charge in due {
+            let Some(mut decision) = Decision::give_back(&charge, &self.set) else { continue };
+            if self.advance(&mut decision).is_none() {
+                self.join_behind(Pending { decision, whose: Whose::Lease });
+            } else if !decision.is_lent(now) {
+                self.leases.borrow_mut().retain(|known| known.key != charge.key);
+            }
+        }
     }
 
     fn count_shadow(&self, policy: usize, outcome: &Outcome) {
@@ -311,6 +381,7 @@ impl Worker {
         for id in expired {
             self.fail(id, FailCause::Timeout);
         }
+        self.give_back(now);
         self.send_due();
         if !self.idle_tick.is_zero() {
             // Only a VM that has a number keeps one: the main thread's VM ticks too, and serves nothing.
@@ -342,7 +413,29 @@ impl Worker {
                 }
             }
         }
+        self.retry();
         self.send_due();
+    }
+
+    /// What waits to be sent, and asks only for what others were just lent, is decided again.
+    fn retry(&self) {
+        for id in self.gather.borrow().waiting() {
+            let Some(mut pending) = self.take_retried(id) else { continue };
+            let advanced = self.advance(&mut pending.decision);
+            self.renew(&mut pending.decision);
+            match advanced {
+                None => drop(self.pending.borrow_mut().insert(id, pending)),
+                Some(outcome) => {
+                    self.gather.borrow_mut().leave(id);
+                    self.finish(id, pending, outcome);
+                }
+            }
+        }
+    }
+
+    fn take_retried(&self, id: u64) -> Option<Pending> {
+        let mut pending = self.pending.borrow_mut();
+        pending.get_mut(&id)?.decision.retry().then(|| pending.remove(&id)).flatten()
     }
 
     /// Has the host call the root in this turn of the event loop. Should that fail, the tick sends what waits.
@@ -367,7 +460,7 @@ impl Worker {
             if due.is_empty() {
                 break;
             }
-            let behind = due.iter().all(|id| *id >= FIRST_SHADOW);
+            let behind = due.iter().all(|id| *id >= FIRST_BEHIND);
             let called = if self.may_call(behind, now) { self.call(&due) } else { Err(FailCause::BreakerOpen) };
             match called {
                 Ok(token) => self.gather.borrow_mut().sent(due.len(), token, now),
@@ -435,7 +528,11 @@ impl Worker {
 
     /// Ticks often while anybody waits, and otherwise only where a claim is to be kept alive.
     pub(crate) fn watch(&self) {
-        let tick = if self.gather.borrow().is_empty() { self.idle_tick } else { WATCH };
+        let tick = match (self.gather.borrow().is_empty(), self.leases.borrow().is_empty()) {
+            (false, _) => WATCH,
+            (true, false) => Duration::from_micros(LEASE_LOOK.count()),
+            (true, true) => self.idle_tick,
+        };
         if self.tick.replace(tick) != tick {
             host::set_tick_period(u32::try_from(tick.as_millis()).unwrap_or(u32::MAX));
         }
@@ -446,10 +543,17 @@ impl Worker {
         let Some(endpoint) = &self.endpoint else { return Err(FailCause::NoHost) };
         let request = {
             let pending = self.pending.borrow();
-            let asked = ids.iter().filter_map(|id| pending.get(id));
-            AdmitRequest { decisions: asked.map(|pending| pending.decision.request(&self.set)).collect() }
+            let asked: Vec<&Decision> = ids.iter().filter_map(|id| Some(&pending.get(id)?.decision)).collect();
+            for charge in asked.iter().flat_map(|decision| decision.borrows()) {
+                self.metrics.lease_call(charge.policy);
+                let mut leases = self.leases.borrow_mut();
+                if let Err(place) = leases.binary_search_by_key(&charge.key, |known| known.key) {
+                    leases.insert(place, charge.clone());
+                }
+            }
+            AdmitRequest { decisions: asked.iter().map(|decision| decision.request(&self.set)).collect() }
         };
-        let body = serde_json::to_vec(&request).unwrap_or_default();
+        let body = request.to_body();
         let mut headers = vec![
             (":method", "POST"),
             (":path", ADMIT_PATH),
@@ -470,7 +574,7 @@ impl Worker {
             Some(cause) => self.unanswered(id, pending, cause),
             None => {
                 let outcome = self.settle(&mut pending.decision);
-                self.finish(id, &pending, outcome);
+                self.finish(id, pending, outcome);
             }
         }
     }
@@ -482,22 +586,36 @@ impl Worker {
 
     /// There is no verdict: the fail modes decide, but for a policy in shadow, which then has no outcome.
     fn unanswered(&self, id: u64, mut pending: Pending, cause: FailCause) {
-        if let Whose::Shadow(policy) = pending.whose {
-            self.metrics.shadow(policy, Shadow::Failed);
-            return;
+        match pending.whose {
+            Whose::Shadow(policy) => {
+                // Its own outcome is nobody's, but its leases are to know.
+                pending.decision.abandon();
+                self.settle(&mut pending.decision);
+                self.metrics.shadow(policy, Shadow::Failed);
+            }
+            Whose::Lease => {
+                pending.decision.failed(&self.set);
+                self.settle(&mut pending.decision);
+            }
+            Whose::Stream(_) => {
+                let outcome = self.give_up(&mut pending.decision, cause);
+                self.finish(id, pending, outcome);
+            }
         }
-        let outcome = self.give_up(&mut pending.decision, cause);
-        self.finish(id, &pending, outcome);
     }
 
     /// Ends a wait. A request goes on or is answered, by the root for its stream.
-    fn finish(&self, id: u64, pending: &Pending, outcome: Outcome) {
+    fn finish(&self, id: u64, mut pending: Pending, outcome: Outcome) {
         let ticket = match &pending.whose {
-            Whose::Shadow(policy) => return self.count_shadow(*policy, &outcome),
+            Whose::Lease => return,
+            Whose::Shadow(policy) => {
+                self.metrics.leases(&mut pending.decision);
+                return self.count_shadow(*policy, &outcome);
+            }
             Whose::Stream(ticket) => ticket,
         };
         let is_there = u32::try_from(id).is_ok_and(host::act_for);
-        let reply = self.decided(ticket, &pending.decision, &outcome);
+        let reply = self.decided(ticket, &mut pending.decision, &outcome);
         if is_there {
             match reply {
                 Some(reply) => host::reply(&reply),
@@ -542,7 +660,7 @@ impl Worker {
                     let stored = tables::read(set, now);
                     decision.stored(stored.as_ref().map(|(bytes, version)| (bytes.as_slice(), *version)), now);
                 }
-                Step::Write { set, bytes, version } => decision.written(tables::write(set, &bytes, version, now)),
+                Step::Write { set, bytes, version } => decision.written(tables::write(set, bytes, version, now)),
                 Step::Ask => return None,
                 Step::Done(outcome) => {
                     for contention in decision.take_contention() {
@@ -576,23 +694,6 @@ impl Sometimes {
         self.last.set(Some(now));
         Some(self.held_back.replace(0))
     }
-}
-
-/// A line in the log about one rejection. It has nothing that the client sent.
-#[derive(Serialize)]
-struct Line<'a> {
-    event: &'static str,
-    outcome: &'static str,
-    policies: Vec<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    policy_version: Option<&'a str>,
-    route: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    wait_ms: Option<u64>,
-    /// Rejections since the last line that have none.
-    held_back: u64,
 }
 
 /// For access logs: the outcome, and what is left of each budget. `denied per-key=0`

@@ -304,11 +304,21 @@ fn policy() -> Value {
     let fields = json!({
         "name": name("The budget's name. Another name is another budget"),
         "scope": {"enum": ["local", "global"], "description": "local: in each Envoy. global: over all Envoys, by the endpoint"},
-        "mode": or(words("For scope global. exact: the endpoint decides each request", &["exact"]), "exact"),
-        "sharing": or(words(
-            "For scope local. proxy: one bucket for all worker threads. worker: one for each, so N workers allow N times the number",
+        "mode": or(words(
+            "For scope global. exact: the endpoint decides each request. leased: Envoys borrow parts of a token_bucket for two \
+             seconds at the most and decide by those, never more together than the limit allows",
+            &["exact", "leased"],
+        ), "exact"),
+        "lost_state": words(
+            "For scope global and a token_bucket, when the store has lost it. learn: it begins empty. full: it is full. Without \
+             this, learn for mode leased, and else full",
+            &["learn", "full"],
+        ),
+        "sharing": words(
+            "For scope local. proxy (without this): one bucket for all worker threads. worker: one for each, so N workers allow \
+             N times the number. For mode leased: who shares a lease, each worker without this; the limit is the same",
             &["proxy", "worker"],
-        ), "proxy"),
+        ),
         "match": with(object("What it is for; all requests without this", json!({"routes": routes})), json!({"required": ["routes"]})),
         "key": or(unique_names(
             "Identities, and `route` for the route class: requests that agree in all of them share a bucket",
@@ -345,11 +355,18 @@ fn policy() -> Value {
         "if": {"properties": {"scope": {"const": "local"}}, "required": ["scope"]},
         "then": {"properties": {
             "mode": false,
+            "lost_state": false,
             "on_failure": false,
             "limit": in_proxy,
             "plans": {"properties": {"by": true}, "additionalProperties": in_proxy},
         }},
-        "else": {"properties": {"sharing": false, "charge": false}, "required": ["on_failure"]},
+        "else": {
+            "properties": {"charge": false},
+            "required": ["on_failure"],
+            "if": {"properties": {"mode": {"const": "leased"}}, "required": ["mode"]},
+            "then": {"properties": {"limit": in_proxy, "plans": {"properties": {"by": true}, "additionalProperties": in_proxy}}},
+            "else": {"properties": {"sharing": false}},
+        },
     });
     let required = json!({"required": ["name", "scope", "limit"], "dependencies": {"on_missing": ["key"]}});
     with(with(object("A budget", fields), required), rules)

@@ -85,6 +85,9 @@ impl Facts for Request<'_> {
     }
 }
 
+/// Whom leases are lent to.
+const LESSEE: Digest = Digest::from_bytes([7; 16]);
+
 /// Decides, where every bucket set that is read holds `stored`, and the endpoint gives `answer` or none.
 ///
 /// # Panics
@@ -98,7 +101,7 @@ pub fn decide(
 ) {
     let plan = set.plan(facts);
     for charge in &plan.shadows {
-        run(Decision::shadow(&plan, charge, set), set, now, stored, answer);
+        run(Decision::shadow(&plan, charge, set, LESSEE), set, now, stored, answer);
     }
     let caller = Caller {
         content_type: value_of(facts.header("content-type")),
@@ -106,7 +109,7 @@ pub fn decide(
         random: u32::MAX,
         clock: u64::MAX,
     };
-    let (decision, outcome) = run(Decision::new(plan, set), set, now, stored, answer);
+    let (decision, outcome) = run(Decision::new(plan, set, LESSEE), set, now, stored, answer);
     let standings = decision.standings(set);
     let parts = decision.parts(&outcome, &standings, set);
     let fields = match &outcome {

@@ -53,11 +53,13 @@ impl SharedData {
     }
 
     fn decide(&mut self, request: &Request, set: &PolicySet, now: Micros) -> Step {
-        self.run(&mut Decision::new(set.plan(request), set), set, now)
+        self.run(&mut Decision::new(set.plan(request), set, LESSEE), set, now)
     }
 }
 
 const NOW: Micros = Micros::from_secs(1000);
+
+const LESSEE: Digest = Digest::from_bytes([7; 16]);
 
 fn policy(name: &str, scope: &str, capacity: u64, rest: &str) -> String {
     format!(
@@ -99,7 +101,7 @@ fn a_local_policy_admits_its_capacity_for_each_key() {
 #[test]
 fn a_bucket_is_shared_as_the_policy_says_and_an_emergency_bucket_by_the_whole_proxy() {
     let reads = |set: &PolicySet, fails: bool| {
-        let mut decision = Decision::new(set.plan(&get("a")), set);
+        let mut decision = Decision::new(set.plan(&get("a")), set, LESSEE);
         if fails {
             assert_eq!(decision.step(set, NOW), Step::Ask);
             decision.failed(set);
@@ -121,7 +123,7 @@ fn a_newcomer_to_a_full_set_is_counted() {
     let mut overflows = 0;
     // Many users: some set gets more than its four.
     for user in 0..20_000 {
-        let mut decision = Decision::new(set.plan(&get(&user.to_string())), &set);
+        let mut decision = Decision::new(set.plan(&get(&user.to_string())), &set, LESSEE);
         data.run(&mut decision, &set, NOW);
         overflows += decision.take_contention().iter().filter(|one| **one == Contention::Overflow).count();
     }
@@ -178,7 +180,7 @@ fn a_lost_race_is_run_again() {
     let mut data = SharedData::default();
     let mut outcomes = Vec::new();
     // Five requests that all read before any of them writes.
-    let mut decisions: Vec<Decision> = (0..5).map(|_| Decision::new(set.plan(&get("a")), &set)).collect();
+    let mut decisions: Vec<Decision> = (0..5).map(|_| Decision::new(set.plan(&get("a")), &set, LESSEE)).collect();
     while !decisions.is_empty() {
         decisions.retain_mut(|decision| match data.advance(decision, &set, NOW) {
             Some(step) => {
@@ -194,7 +196,7 @@ fn a_lost_race_is_run_again() {
 #[test]
 fn races_that_are_always_lost_end_in_a_counted_503() {
     let set = set(&[policy("p", "local", 3, "")]);
-    let mut decision = Decision::new(set.plan(&get("a")), &set);
+    let mut decision = Decision::new(set.plan(&get("a")), &set, LESSEE);
     for _ in 0..1000 {
         match decision.step(&set, NOW) {
             Step::Read(_) => decision.stored(None, NOW),
@@ -213,7 +215,7 @@ fn races_that_are_always_lost_end_in_a_counted_503() {
 #[test]
 fn bytes_of_somebody_else_are_not_taken_for_a_full_bucket() {
     let set = set(&[policy("p", "local", 3, "")]);
-    let mut decision = Decision::new(set.plan(&get("a")), &set);
+    let mut decision = Decision::new(set.plan(&get("a")), &set, LESSEE);
     assert!(matches!(decision.step(&set, NOW), Step::Read(_)));
     decision.stored(Some((b"foreign", 7)), NOW);
     assert!(matches!(decision.step(&set, NOW), Step::Done(Outcome::Reject(Rejection::Unavailable { .. }))));
@@ -221,7 +223,7 @@ fn bytes_of_somebody_else_are_not_taken_for_a_full_bucket() {
 }
 
 fn ask(data: &mut SharedData, set: &PolicySet) -> Decision {
-    let mut decision = Decision::new(set.plan(&get("a")), set);
+    let mut decision = Decision::new(set.plan(&get("a")), set, LESSEE);
     assert_eq!(data.run(&mut decision, set, NOW), Step::Ask);
     decision
 }
@@ -267,7 +269,8 @@ fn what_comes_back_late_is_not_spent_on_top_of_the_refill() {
              "limit":{"token_bucket":{"capacity":5,"refill":"1/s"}}}]}"#,
     );
     let mut data = SharedData::default();
-    let mut asking: Vec<Decision> = (0..5).map(|_| Decision::new(set.plan(&Request::get("/asks")), &set)).collect();
+    let mut asking: Vec<Decision> =
+        (0..5).map(|_| Decision::new(set.plan(&Request::get("/asks")), &set, LESSEE)).collect();
     assert!(asking.iter_mut().all(|decision| data.run(decision, &set, NOW) == Step::Ask));
     let later = NOW.plus(Micros::from_millis(50));
     let burst =
@@ -287,7 +290,7 @@ fn a_request_that_goes_while_it_waits_leaves_no_hold_behind() {
     let mut data = SharedData::default();
     let left = |data: &mut SharedData, now: Micros| {
         let asks = |data: &mut SharedData| {
-            let mut decision = Decision::new(set.plan(&get("a")), &set);
+            let mut decision = Decision::new(set.plan(&get("a")), &set, LESSEE);
             let asks = data.run(&mut decision, &set, now) == Step::Ask;
             decision.abandon();
             data.run(&mut decision, &set, now);
@@ -350,7 +353,7 @@ fn what_fails_closed_gives_back_and_what_fails_open_does_not() {
         let mut data = SharedData::default();
         let mut failed_admits = 0;
         for _ in 0..5 {
-            let mut decision = Decision::new(set.plan(&get("a")), &set);
+            let mut decision = Decision::new(set.plan(&get("a")), &set, LESSEE);
             if data.run(&mut decision, &set, NOW) == Step::Ask {
                 decision.failed(&set);
                 failed_admits += usize::from(admitted(&data.run(&mut decision, &set, NOW)));
@@ -358,7 +361,7 @@ fn what_fails_closed_gives_back_and_what_fails_open_does_not() {
         }
         assert_eq!(failed_admits, admitted_in_all, "{mode}");
         let mut left = 0;
-        while data.run(&mut Decision::new(set.plan(&get("a")), &set), &set, NOW) == Step::Ask {
+        while data.run(&mut Decision::new(set.plan(&get("a")), &set, LESSEE), &set, NOW) == Step::Ask {
             left += 1;
         }
         assert_eq!(left, 3 - admitted_in_all, "{mode}");
@@ -418,7 +421,7 @@ mod properties {
             ]);
             let mut data = SharedData::default();
             let mut running: Vec<Option<Decision>> =
-                (0..6).map(|_| Some(Decision::new(set.plan(&get("a")), &set))).collect();
+                (0..6).map(|_| Some(Decision::new(set.plan(&get("a")), &set, LESSEE))).collect();
             let mut count = 0;
             let rest = (0..6).flat_map(|worker| std::iter::repeat_n(worker, 200));
             for worker in turns.into_iter().chain(rest) {
@@ -442,7 +445,7 @@ mod properties {
             prop_assert!(running.iter().all(Option::is_none), "all ended");
             prop_assert!(count <= capacities.0.min(capacities.1));
             let left = (0..10).filter(|_| {
-                let mut decision = Decision::new(set.plan(&get("a")), &set);
+                let mut decision = Decision::new(set.plan(&get("a")), &set, LESSEE);
                 let step = data.run(&mut decision, &set, NOW);
                 step == Step::Ask
             }).count() as u64;
@@ -454,7 +457,8 @@ mod properties {
 /// Decides a request and, each by itself, what the plan has in shadow; the endpoint admits what it is asked.
 fn decide_all(data: &mut SharedData, request: &Request, set: &PolicySet) -> (bool, Vec<bool>) {
     let plan = set.plan(request);
-    let shadows: Vec<Decision> = plan.shadows.iter().map(|charge| Decision::shadow(&plan, charge, set)).collect();
+    let shadows: Vec<Decision> =
+        plan.shadows.iter().map(|charge| Decision::shadow(&plan, charge, set, LESSEE)).collect();
     let mut finish = |mut decision: Decision| {
         let mut step = data.run(&mut decision, set, NOW);
         if step == Step::Ask {
@@ -465,7 +469,7 @@ fn decide_all(data: &mut SharedData, request: &Request, set: &PolicySet) -> (boo
         }
         admitted(&step)
     };
-    (finish(Decision::new(plan, set)), shadows.into_iter().map(finish).collect())
+    (finish(Decision::new(plan, set, LESSEE)), shadows.into_iter().map(finish).collect())
 }
 
 #[test]
@@ -491,8 +495,8 @@ fn a_global_policy_in_shadow_is_a_decision_of_its_own() {
     let shadow = policy("s", "global", 1, r#","on_failure":"closed","enforce":"shadow""#);
     let set = set(&[shadow, policy("g", "global", 1, r#","on_failure":"closed""#)]);
     let plan = set.plan(&get("a"));
-    let mut alone = Decision::shadow(&plan, &plan.shadows[0], &set);
-    let mut decision = Decision::new(plan, &set);
+    let mut alone = Decision::shadow(&plan, &plan.shadows[0], &set, LESSEE);
+    let mut decision = Decision::new(plan, &set, LESSEE);
     assert_eq!((decision.step(&set, NOW), alone.step(&set, NOW)), (Step::Ask, Step::Ask));
     let names = |decision: &Decision| -> Vec<String> {
         decision.request(&set).charges.iter().map(|charge| charge.policy.clone()).collect()

@@ -25,6 +25,17 @@ impl CalendarUnit {
     /// Each with the word for it, in a policy and on the wire.
     pub const WORDS: [(&str, Self); 4] =
         [("minute", Self::Minute), ("hour", Self::Hour), ("day", Self::Day), ("month", Self::Month)];
+
+    /// The word for it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+            Self::Day => "day",
+            Self::Month => "month",
+        }
+    }
 }
 
 /// What is formed like the name of a time zone: 1 to 40 letters, digits, `_`, `-`, `+` or `/`, and a letter first.

@@ -40,9 +40,22 @@ pub enum Scope {
     },
     /// Over all proxies, by the token endpoint.
     Global {
+        /// Who decides.
+        mode: Mode,
+        /// Whether buckets that the store has lost begin empty, and not full.
+        learn: bool,
         /// What happens when the endpoint cannot say.
         on_failure: FailMode,
     },
+}
+
+/// Who decides about a budget that all proxies share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The endpoint, each time.
+    Exact,
+    /// The proxy, as far as it has a lease; these requests share one.
+    Leased(Sharing),
 }
 
 /// How much a policy admits.
@@ -177,7 +190,7 @@ impl Policy {
     #[must_use]
     pub fn least_capacity(&self) -> Option<Tokens> {
         let emergency = match &self.scope {
-            Scope::Global { on_failure: FailMode::Local(limit) } => Some(limit.capacity),
+            Scope::Global { on_failure: FailMode::Local(limit), .. } => Some(limit.capacity),
             _ => None,
         };
         self.allowances().filter_map(Allowance::limit).map(|limit| limit.capacity()).chain(emergency).min()

@@ -9,7 +9,6 @@ use crate::limit::Limit;
 use crate::units::Tokens;
 use crate::wire::MAX_CHARGES;
 use core::cell::OnceCell;
-use core::cmp::Reverse;
 
 /// What one request is charged, before anything has been asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,7 +227,14 @@ fn classify<'a>(set: &'a PolicySet, facts: &dyn Facts) -> Vec<Classified<'a>> {
         if !classes.iter().all(Classified::is_exempt) {
             classes.retain(|class| !class.is_exempt());
         }
-        classes.sort_by_key(|class| Reverse(class.class.map_or(Tokens::ONE, |class| class.cost.most())));
+        // There are three at the most, and a sort of the library is 3 KB.
+        let most = |class: &Classified<'_>| class.class.map_or(Tokens::ONE, |class| class.cost.most());
+        let mut sorted: Vec<Classified<'_>> = Vec::with_capacity(classes.len());
+        for class in classes {
+            let place = sorted.partition_point(|known| most(known) >= most(&class));
+            sorted.insert(place, class);
+        }
+        return sorted;
     }
     classes
 }

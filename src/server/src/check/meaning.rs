@@ -5,8 +5,8 @@ use tollgate_core::breaker::Breaker;
 use tollgate_core::facts::{Attribute, MetadataOf, PeerName, Source};
 use tollgate_core::limit::{CalendarUnit, FixedWindow, Limit, Window};
 use tollgate_core::policy::{
-    Allowance, CostRule, Enforcement, FailMode, FieldsVersion, Identity, KeyPart, Measure, OnMissing, PlanBy, Plans,
-    Policy, PolicySet, Responses, RouteClass, Scope, Sharing,
+    Allowance, CostRule, Enforcement, FailMode, FieldsVersion, Identity, KeyPart, Measure, Mode, OnMissing, PlanBy,
+    Plans, Policy, PolicySet, Responses, RouteClass, Scope, Sharing,
 };
 use tollgate_core::units::{Micros, RefillRate};
 
@@ -250,14 +250,19 @@ fn otherwise(set: &PolicySet, policy: &Policy, whose: &str) -> Vec<String> {
             lines.push("what another policy rejects is charged here too".into());
         }
         Scope::Local { .. } => {}
-        Scope::Global { on_failure } => lines.push(match on_failure {
-            FailMode::Open => "when the endpoint cannot be asked: every request is admitted".into(),
-            FailMode::Closed => "when the endpoint cannot be asked: every request is rejected with 503".into(),
-            FailMode::Local(bucket) => {
-                let amount = amount(&Limit::TokenBucket(*bucket));
-                format!("when the endpoint cannot be asked: {amount}, {whose}, in each Envoy")
+        Scope::Global { mode, on_failure, .. } => {
+            if let Mode::Leased(_) = mode {
+                lines.push("each Envoy borrows a part of it for two seconds at the most, and decides by that as long as it lasts".into());
             }
-        }),
+            lines.push(match on_failure {
+                FailMode::Open => "when the endpoint cannot be asked: every request is admitted".into(),
+                FailMode::Closed => "when the endpoint cannot be asked: every request is rejected with 503".into(),
+                FailMode::Local(bucket) => {
+                    let amount = amount(&Limit::TokenBucket(*bucket));
+                    format!("when the endpoint cannot be asked: {amount}, {whose}, in each Envoy")
+                }
+            });
+        }
     }
     match policy.enforce {
         Enforcement::On => {}
@@ -283,9 +288,9 @@ fn worst(policy: &Policy, whose: &str) -> String {
     worst += match &policy.scope {
         Scope::Local { sharing: Sharing::Proxy, .. } => "; N Envoys admit N times that",
         Scope::Local { sharing: Sharing::Worker, .. } => "; N Envoys of M worker threads admit N·M times that",
-        Scope::Global { on_failure: FailMode::Open } => "; no limit while the endpoint cannot be asked",
-        Scope::Global { on_failure: FailMode::Closed } => "; nothing while the endpoint cannot be asked",
-        Scope::Global { on_failure: FailMode::Local(_) } => {
+        Scope::Global { on_failure: FailMode::Open, .. } => "; no limit while the endpoint cannot be asked",
+        Scope::Global { on_failure: FailMode::Closed, .. } => "; nothing while the endpoint cannot be asked",
+        Scope::Global { on_failure: FailMode::Local(_), .. } => {
             "; while the endpoint cannot be asked, each Envoy admits what is said above for then"
         }
     };

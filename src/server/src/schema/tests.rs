@@ -145,6 +145,10 @@ fn samples() -> [Value; 2] {
                 "plans": {"by": "who", "more": {"fixed_window": {"capacity": 6, "window": "day"}}},
                 "on_failure": "open",
             },
+            {
+                "name": "lent", "scope": "global", "mode": "leased", "lost_state": "learn", "sharing": "proxy",
+                "limit": {"token_bucket": {"capacity": 5, "refill": "1/s"}}, "on_failure": "open",
+            },
         ],
     });
     [everything, rest]

@@ -196,7 +196,7 @@ fn envelopes_hold(run: &Run) {
                     let spent = buckets.entry(((charge.policy, charge.key, None), false)).or_default();
                     spent.add(limit, (request.started, decided), cost);
                 }
-                (Scope::Global { on_failure: FailMode::Local(limit) }, _, "failed_local") => {
+                (Scope::Global { on_failure: FailMode::Local(limit), .. }, _, "failed_local") => {
                     let spent = buckets.entry(((charge.policy, charge.key, None), true)).or_default();
                     spent.add(limit, (request.started, decided), cost);
                 }
@@ -234,7 +234,7 @@ fn what_is_left_adds_up(run: &Run) {
                     let least = if stays { cost } else { 0 };
                     (*limit, least, if *charge_always { cost } else { least })
                 }
-                (Scope::Global { on_failure: FailMode::Local(limit) }, _) => {
+                (Scope::Global { on_failure: FailMode::Local(limit), .. }, _) => {
                     let spent = if request.outcome() == "failed_local" { cost } else { 0 };
                     (*limit, spent, spent)
                 }

@@ -9,8 +9,8 @@ use crate::policy::bounds::{MAX_PLANS, MAX_POLICIES, MAX_ROUTES};
 use crate::policy::budget::overflow;
 use crate::policy::node::{Fields, Node, unknown};
 use crate::policy::{
-    Allowance, Enforcement, FailMode, Identity, KeyPart, OnMissing, PlanBy, Plans, Policy, Route, RouteClass, Scope,
-    Sharing,
+    Allowance, Enforcement, FailMode, Identity, KeyPart, Mode, OnMissing, PlanBy, Plans, Policy, Route, RouteClass,
+    Scope, Sharing,
 };
 use crate::units::Tokens;
 
@@ -50,6 +50,7 @@ const POLICY_FIELDS: &[&str] = &[
     "name",
     "scope",
     "mode",
+    "lost_state",
     "sharing",
     "match",
     "key",
@@ -166,18 +167,27 @@ fn scope(fields: &Fields<'_>, place: Option<Place>) -> Option<Scope> {
         }
         Some(node)
     };
-    let sharing = of(Place::Local, "sharing")
-        .map_or(Some(Sharing::Proxy), |node| node.word(&[("proxy", Sharing::Proxy), ("worker", Sharing::Worker)]));
+    let sharing =
+        fields.get("sharing").map(|node| node.word(&[("proxy", Sharing::Proxy), ("worker", Sharing::Worker)]));
     let charge_always =
         of(Place::Local, "charge").map_or(Some(false), |node| node.word(&[("admitted", false), ("always", true)]));
-    if let Some(node) = of(Place::Global, "mode") {
-        node.word(&[("exact", ())]);
+    let leases = of(Place::Global, "mode").map_or(Some(false), |node| node.word(&[("exact", false), ("leased", true)]));
+    let learn = of(Place::Global, "lost_state").map(|node| node.word(&[("learn", true), ("full", false)]));
+    if let (Some(node), Some(Place::Global), Some(false)) = (fields.get("sharing"), place, leases) {
+        node.refuse::<()>("is for policies of scope local, and for those of mode leased");
     }
     let on_failure = of(Place::Global, "on_failure").map(|node| fail_mode(&node));
     match place? {
-        Place::Local => Some(Scope::Local { sharing: sharing?, charge_always: charge_always? }),
+        Place::Local => {
+            Some(Scope::Local { sharing: sharing.unwrap_or(Some(Sharing::Proxy))?, charge_always: charge_always? })
+        }
         Place::Global => match on_failure {
-            Some(on_failure) => Some(Scope::Global { on_failure: on_failure? }),
+            Some(on_failure) => {
+                let sharing = sharing.unwrap_or(Some(Sharing::Worker))?;
+                let leases = leases?;
+                let mode = if leases { Mode::Leased(sharing) } else { Mode::Exact };
+                Some(Scope::Global { mode, learn: learn.unwrap_or(Some(leases))?, on_failure: on_failure? })
+            }
             None => {
                 let purpose = "what happens when the endpoint cannot say: open (admit), closed (503), or {local: \
                                {token_bucket: …}} (an emergency budget in each proxy)";
@@ -340,6 +350,17 @@ fn check(fields: &Fields<'_>, names: &Names<'_>, parts: &Parts<'_>) {
     if let (Some(node), Some(Allowance::Unlimited), Some(None)) = (fields.get("limit"), parts.limit, parts.plans) {
         node.warn(format!("the policy {name:?} limits nothing, and has no plans that would"));
     }
+    let limits = parts.plans.into_iter().flatten().flat_map(|plans| plans.allowances.iter().map(|(_, limit)| limit));
+    let mut limits = parts.limit.iter().chain(limits).filter_map(Allowance::limit);
+    if let Some(limit) = limits.find(|limit| !matches!(limit, Limit::TokenBucket(_))) {
+        let algorithm = limit.algorithm();
+        if let (Some(node), Some(Scope::Global { mode: Mode::Leased(_), .. })) = (fields.get("mode"), parts.scope) {
+            node.refuse::<()>(format!("leased is for token_buckets, and the limit is a {algorithm}: write exact"));
+        }
+        if let Some(node) = fields.get("lost_state") {
+            node.refuse::<()>(format!("is for token_buckets, and the limit is a {algorithm}"));
+        }
+    }
     let Some(routes) = parts.routes else { return };
     let applies = |route: &Route| routes.as_ref().is_none_or(|routes| routes.contains(route));
     let limited: Vec<Route> = names.limited().filter(applies).collect();
@@ -363,7 +384,7 @@ fn check(fields: &Fields<'_>, names: &Names<'_>, parts: &Parts<'_>) {
             }
         }
     }
-    if let (Some(node), Some(Scope::Global { on_failure: FailMode::Local(emergency) })) =
+    if let (Some(node), Some(Scope::Global { on_failure: FailMode::Local(emergency), .. })) =
         (fields.get("on_failure"), parts.scope)
     {
         check_costs(&node, emergency.capacity, &limited, names);

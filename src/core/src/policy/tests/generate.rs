@@ -178,6 +178,15 @@ fn policy(number: usize, identities: &[&str], routes: &[&str], choices: &mut Cho
         choices.maybe(&mut policy, "charge", |choices| choices.one(&["admitted", "always"]).into());
     } else {
         policy["scope"] = "global".into();
+        choices.maybe(&mut policy, "mode", |choices| {
+            choices.one(if kind == 0 { &["exact", "leased"] } else { &["exact"] }).into()
+        });
+        if kind == 0 {
+            choices.maybe(&mut policy, "lost_state", |choices| choices.one(&["learn", "full"]).into());
+        }
+        if policy["mode"] == "leased" {
+            choices.maybe(&mut policy, "sharing", |choices| choices.one(&["proxy", "worker"]).into());
+        }
         policy["on_failure"] = choices.one(&[
             json!("open"),
             json!("closed"),

@@ -32,7 +32,9 @@ fn every_bucket_of_a_policy_is_kept_as_long_as_the_slowest_takes_to_fill() {
         let Limit::TokenBucket(TokenBucket { keep, .. }) = limit_of(&set, plan) else { panic!("a token bucket") };
         assert_eq!(keep, Micros::from_secs(100), "{plan:?}");
     }
-    let Scope::Global { on_failure: FailMode::Local(emergency) } = &set.policies()[0].scope else { panic!("global") };
+    let Scope::Global { on_failure: FailMode::Local(emergency), .. } = &set.policies()[0].scope else {
+        panic!("global")
+    };
     assert_eq!(emergency.keep, Micros::ZERO, "it has one limit");
     let Limit::TokenBucket(alone) = limit(&read(FULL), 0) else { panic!("a token bucket") };
     assert_eq!(alone.keep, Micros::ZERO);

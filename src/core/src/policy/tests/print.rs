@@ -167,9 +167,17 @@ fn policy(set: &PolicySet, policy: &Policy) -> Value {
             printed["sharing"] = if sharing == Sharing::Proxy { "proxy" } else { "worker" }.into();
             printed["charge"] = if charge_always { "always" } else { "admitted" }.into();
         }
-        Scope::Global { on_failure } => {
+        Scope::Global { mode, learn, on_failure } => {
             printed["scope"] = "global".into();
-            printed["mode"] = "exact".into();
+            if let Mode::Leased(sharing) = mode {
+                printed["mode"] = "leased".into();
+                printed["sharing"] = if sharing == Sharing::Proxy { "proxy" } else { "worker" }.into();
+            } else {
+                printed["mode"] = "exact".into();
+            }
+            if learn || mode != Mode::Exact {
+                printed["lost_state"] = if learn { "learn" } else { "full" }.into();
+            }
             printed["on_failure"] = match on_failure {
                 FailMode::Open => json!("open"),
                 FailMode::Closed => json!("closed"),
