@@ -419,7 +419,8 @@ impl Worker {
 
     /// What waits to be sent, and asks only for what others were just lent, is decided again.
     fn retry(&self) {
-        for id in self.gather.borrow().waiting() {
+        let waiting = self.gather.borrow().waiting();
+        for id in waiting {
             let Some(mut pending) = self.take_retried(id) else { continue };
             let advanced = self.advance(&mut pending.decision);
             self.renew(&mut pending.decision);

@@ -40,12 +40,15 @@ async fn main() {
     let mut silent = local.clone();
     silent["responses"] = json!({"ratelimit_headers": "none"});
     let exact = config(&[global("exact", PLENTY, "1/s", json!("closed"))]);
+    let mut leased = exact.clone();
+    leased["policies"][0]["mode"] = json!("leased");
     let rows = [
         ("no filter", None, memory.address),
         ("filter, exempt route", Some(exempt), memory.address),
         ("one local policy", Some(local), memory.address),
         ("the same, no fields", Some(silent), memory.address),
         ("the same, ten in shadow", Some(shadows), memory.address),
+        ("one leased policy, memory", Some(leased), memory.address),
         ("one exact policy, memory", Some(exact.clone()), memory.address),
         ("one exact policy, Redis", Some(exact), on_redis.address),
     ];
