@@ -137,6 +137,13 @@ impl Redis {
     }
 
     /// Bytes that its data and its own tables occupy.
+    /// How often a command was called.
+    pub async fn commands(&self, name: &str) -> u64 {
+        let stats: String = self.run("INFO commandstats").await;
+        let calls = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
+        calls.and_then(|calls| calls.split(',').next()).map_or(0, |calls| calls.parse().expect("a count"))
+    }
+
     pub async fn used_memory(&self) -> i64 {
         let info: redis::InfoDict =
             redis::cmd("INFO").arg("memory").query_async(&mut self.connect().await).await.expect("its memory");

@@ -5,8 +5,9 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use futures_util::StreamExt;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// What stands behind the proxies: counts what reaches it, as it arrives. It answers as the request asks for:
 /// `x-answer-status: 429` for another status than 200, and `x-answer-<name>: <value>` for a header.
@@ -19,11 +20,22 @@ pub struct Upstream {
 struct Counts {
     requests: AtomicU64,
     bytes: AtomicU64,
+    /// When each request has arrived, where that is kept.
+    arrivals: Option<Mutex<Vec<Instant>>>,
 }
 
 impl Upstream {
     pub async fn start() -> Self {
-        let counts = Arc::<Counts>::default();
+        Self::with(Counts::default()).await
+    }
+
+    /// One that keeps when each request has arrived.
+    pub async fn recording() -> Self {
+        Self::with(Counts { arrivals: Some(Mutex::default()), ..Counts::default() }).await
+    }
+
+    async fn with(counts: Counts) -> Self {
+        let counts = Arc::new(counts);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let app = Router::new().fallback(answer).with_state(Arc::clone(&counts));
@@ -36,6 +48,14 @@ impl Upstream {
         self.counts.requests.load(Ordering::SeqCst)
     }
 
+    /// When each request has arrived, in order.
+    pub fn arrivals(&self) -> Vec<Instant> {
+        let mut arrivals =
+            self.counts.arrivals.as_ref().expect("a recording upstream").lock().expect("no panic").clone();
+        arrivals.sort_unstable();
+        arrivals
+    }
+
     /// Bytes of bodies that have arrived.
     pub fn bytes(&self) -> u64 {
         self.counts.bytes.load(Ordering::SeqCst)
@@ -44,6 +64,9 @@ impl Upstream {
 
 async fn answer(State(counts): State<Arc<Counts>>, asked: HeaderMap, body: Body) -> Response {
     counts.requests.fetch_add(1, Ordering::SeqCst);
+    if let Some(arrivals) = &counts.arrivals {
+        arrivals.lock().expect("no panic").push(Instant::now());
+    }
     let mut chunks = body.into_data_stream();
     let mut read = 0;
     while let Some(Ok(chunk)) = chunks.next().await {

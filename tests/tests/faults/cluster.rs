@@ -111,7 +111,7 @@ fn slot_mate(name: u64) -> Value {
 }
 
 fn left(remaining: u64) -> tollgate_core::wire::Admitted {
-    tollgate_core::wire::Admitted { remaining }
+    tollgate_core::wire::Admitted { remaining, lease: None }
 }
 
 fn admitted(remaining: u64) -> DecisionAnswer {

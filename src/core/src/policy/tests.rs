@@ -387,8 +387,16 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
             "policies[0].scope: unknown value \"globl\": did you mean \"global\"?",
         ),
         ("\"sharing\": \"worker\"", "\"mode\": \"exact\"", "policies[0].mode: is for policies of scope global"),
-        ("\"sharing\": \"worker\"", "\"lost_state\": \"learn\"", "policies[0].lost_state: is for policies of scope global"),
-        ("\"mode\": \"exact\"", "\"mode\": \"lease\"", "policies[1].mode: unknown value \"lease\": did you mean \"leased\"?"),
+        (
+            "\"sharing\": \"worker\"",
+            "\"lost_state\": \"learn\"",
+            "policies[0].lost_state: is for policies of scope global",
+        ),
+        (
+            "\"mode\": \"exact\"",
+            "\"mode\": \"lease\"",
+            "policies[1].mode: unknown value \"lease\": did you mean \"leased\"?",
+        ),
         (
             "\"mode\": \"exact\"",
             "\"sharing\": \"worker\"",
