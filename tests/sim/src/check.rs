@@ -1,0 +1,165 @@
+//! What must hold at every step, told by what the parts are seen to do.
+//!
+//! The checks know the true time and every message. They are written apart from the core: where they count what a
+//! bucket may have, they count for themselves.
+
+mod local;
+mod reference;
+mod requests;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+pub use local::Owner;
+
+use crate::scenario::Scenario;
+use crate::store::{Name, Record};
+use crate::worker::Decided;
+use local::Local;
+use requests::Requests;
+use shared::Shared;
+use std::fmt::{self, Display, Formatter};
+use std::rc::Rc;
+use tollgate_core::decision::Outcome;
+use tollgate_core::policy::{Charge, PolicySet};
+use tollgate_core::units::Micros;
+
+/// What is promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invariant {
+    /// In every window of length d at most C + r·d units of a shared budget are spent, over all proxies. Time is the
+    /// true time as the store's clock measures it: with its drift, and with its steps forward (which can bring at most
+    /// a capacity each). What a failover loses may be spent again, and a flush fills every bucket, once each. When a
+    /// limit changes, what has come back since the last charge comes at the rate of the next one, and a bucket that was
+    /// full by one limit is full by the other.
+    Envelope,
+    /// The same for each local and each emergency bucket of a proxy, by that proxy's clock, from its start: of what
+    /// is not given back, at the time when it was taken. For as long as a request may wait after a change of a limit, the
+    /// larger of the two counts.
+    LocalEnvelope,
+    /// A shared bucket has what was not spent from it, no more and no less.
+    Balance,
+    /// A decision spends all its charges or none, and a request that is denied has spent nothing, here or there.
+    AllOrNothing,
+    /// Nobody goes on without having been charged, but where a fail mode says so.
+    Charged,
+    /// A decision with an id is made once.
+    Once,
+    /// Fail modes decide only when something failed, and as the policies say.
+    FailMode,
+    /// Every request of a worker that lives is decided, once, within its timeout and a tick.
+    Waiter,
+    /// What is kept has bounds, and is forgotten when it is idle.
+    Bounded,
+    /// A budget that nobody has used for as long as it takes to fill admits a request.
+    Liveness,
+}
+
+/// A promise that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub invariant: Invariant,
+    pub at: Micros,
+    pub what: String,
+}
+
+impl Display for Violation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {} us: {}", self.invariant, self.at.count(), self.what)
+    }
+}
+
+pub struct Checks {
+    shared: Shared,
+    local: Local,
+    requests: Requests,
+    /// The first that was found.
+    pub found: Option<Violation>,
+}
+
+/// What a check gives: the promise that is broken, and how.
+type Found = Result<(), (Invariant, String)>;
+
+impl Checks {
+    pub fn new(scenario: &Scenario, sets: &[Rc<PolicySet>]) -> Self {
+        Self {
+            shared: Shared::default(),
+            local: Local::new(sets),
+            requests: Requests::new(scenario.ids, scenario.is_calm()),
+            found: None,
+        }
+    }
+
+    /// Notes the first violation.
+    pub fn note(&mut self, found: Found, at: Micros) {
+        if let (Err((invariant, what)), None) = (found, &self.found) {
+            self.found = Some(Violation { invariant, at, what });
+        }
+    }
+
+    /// The store has made a decision.
+    pub fn stored(&mut self, request: u64, record: &Record, at: Micros) {
+        let found = self.shared.stored(record).and_then(|()| self.requests.stored(request, record));
+        self.note(found, at);
+    }
+
+    /// The store has forgotten buckets.
+    pub fn swept(&mut self, names: &[Name], reading: Micros, at: Micros) {
+        let found = self.shared.swept(names, reading);
+        self.note(found, at);
+    }
+
+    /// The store has lost what was written since `gained`; with `None` everything.
+    pub fn lost(&mut self, since: Option<Micros>) {
+        self.shared.lost(since);
+        self.requests.unsettled();
+    }
+
+    /// The store's clock was set: what was remembered may be forgotten early.
+    pub fn stepped(&mut self) {
+        self.requests.unsettled();
+    }
+
+    /// A request has come to a worker that lives.
+    pub fn came(&mut self, request: u64) {
+        self.requests.came(request);
+    }
+
+    /// A proxy has died: nobody there is owed an answer.
+    pub fn died(&mut self, request: u64) {
+        self.requests.died(request);
+    }
+
+    /// A request's time is up.
+    pub fn is_due(&mut self, request: u64, at: Micros) {
+        let found = self.requests.is_due(request);
+        self.note(found, at);
+    }
+
+    /// Units of a local bucket were taken, or given back.
+    pub fn took(&mut self, request: u64, charge: &Charge, units: i128, owner: &Owner, set: &PolicySet) {
+        self.local.took(request, charge, units, owner, set);
+    }
+
+    /// A request, or a decision in shadow, was decided.
+    pub fn decided(&mut self, decided: &Decided, owner: &Owner, set: &PolicySet, at: Micros) {
+        let found = self.requests.decided(decided, set).and_then(|()| self.local.decided(decided, owner, set));
+        self.note(found, at);
+    }
+
+    /// How a request ended.
+    pub fn outcome(&self, request: u64) -> Option<&Outcome> {
+        self.requests.outcome(request)
+    }
+
+    /// A proxy has got another configuration.
+    pub fn configured(&mut self, proxy: usize) {
+        self.local.configured(proxy);
+    }
+
+    pub fn bounded(&mut self, what: &str, size: usize, most: usize, at: Micros) {
+        if size > most {
+            self.note(Err((Invariant::Bounded, format!("{what}: {size}, and {most} at the most"))), at);
+        }
+    }
+}

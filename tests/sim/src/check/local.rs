@@ -1,0 +1,143 @@
+//! Local and emergency budgets: the envelope of each by its proxy's clock, and that a rejected request has spent nothing.
+
+use super::reference::Reference;
+use super::{Found, Invariant};
+use crate::taken::bucket;
+use crate::worker::{Decided, FIRST_SHADOW};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+use tollgate_core::decision::{Admission, Outcome};
+use tollgate_core::key::Digest;
+use tollgate_core::limit::TokenBucket;
+use tollgate_core::policy::{Charge, Policy, PolicySet, Scope, Sharing};
+use tollgate_core::units::Micros;
+
+/// Where a request was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub proxy: usize,
+    /// Which process of that proxy.
+    pub life: u64,
+    pub worker: usize,
+    /// By the proxy's clock.
+    pub now: Micros,
+}
+
+/// A bucket: whose, of which worker where each has its own, and which.
+type Place = (usize, u64, Option<usize>, Digest);
+
+/// Units that one request has taken.
+struct Take {
+    request: u64,
+    at: Micros,
+    limit: TokenBucket,
+    units: u64,
+    /// Whether they are spent, once that is known.
+    is_spent: Option<bool>,
+}
+
+#[derive(Default)]
+struct Bucket {
+    /// In their order, from the first that is not decided.
+    takes: VecDeque<Take>,
+    /// As it is after those before.
+    reference: Option<Reference>,
+}
+
+pub struct Local {
+    buckets: BTreeMap<Place, Bucket>,
+    /// Proxies whose limits have changed: what is given back there may have no room.
+    changed: BTreeSet<usize>,
+    /// How long a request that knows an old limit may still wait.
+    longest: Micros,
+}
+
+impl Local {
+    pub fn new(sets: &[Rc<PolicySet>]) -> Self {
+        let timeouts = sets.iter().filter_map(|set| set.endpoint.as_ref()).map(|endpoint| endpoint.timeout);
+        let longest = timeouts.max().unwrap_or_default().plus(Micros::from_millis(100));
+        Self { buckets: BTreeMap::new(), changed: BTreeSet::new(), longest }
+    }
+
+    pub fn configured(&mut self, proxy: usize) {
+        self.changed.insert(proxy);
+    }
+
+    pub fn decided(&mut self, decided: &Decided, owner: &Owner, set: &PolicySet) -> Found {
+        let is_shadow = decided.id >= FIRST_SHADOW;
+        for charge in &decided.plan.charges {
+            let Some(policy) = set.policy(charge.policy) else { continue };
+            if bucket(charge, policy).is_none() {
+                continue;
+            }
+            let taken = decided.taken.get(&charge.policy).copied().unwrap_or(0);
+            let cost = i128::from(charge.cost.count());
+            let is_spent = match (&decided.outcome, &policy.scope) {
+                (Outcome::Admit(_), Scope::Local { .. }) => true,
+                (Outcome::Admit(admission), _) => *admission == Admission::FailedLocal && !is_shadow,
+                // A guard charges what others reject, if it has the units itself.
+                (Outcome::Reject(_), Scope::Local { charge_always: true, .. }) => taken != 0,
+                (Outcome::Reject(_), _) => false,
+            };
+            let right = if is_spent { cost } else { 0 };
+            let is_cut = !is_spent && (0..=cost).contains(&taken) && self.changed.contains(&owner.proxy);
+            if taken != right && !is_cut {
+                let what = format!(
+                    "a request of {cost} took {taken} of {} in the proxy and should have taken {right}, as it ended {:?}",
+                    policy.name, decided.outcome
+                );
+                return Err((Invariant::AllOrNothing, what));
+            }
+            self.settle(charge, policy, decided.id, is_spent, owner)?;
+        }
+        Ok(())
+    }
+
+    /// A request has taken units, or given them back.
+    pub fn took(&mut self, request: u64, charge: &Charge, units: i128, owner: &Owner, set: &PolicySet) {
+        let Some(policy) = set.policy(charge.policy) else { return };
+        let Some((limit, sharing)) = bucket(charge, policy) else { return };
+        let takes = &mut self.buckets.entry(place(charge, sharing, owner)).or_default().takes;
+        match u64::try_from(units) {
+            Ok(units) => takes.push_back(Take { request, at: owner.now, limit, units, is_spent: None }),
+            Err(_) => {
+                let open = |take: &&mut Take| take.request == request && take.is_spent.is_none();
+                if let Some(take) = takes.iter_mut().find(open) {
+                    take.is_spent = Some(false);
+                }
+            }
+        }
+    }
+
+    /// A request is decided. Every take before which none is undecided can be checked.
+    fn settle(&mut self, charge: &Charge, policy: &Policy, request: u64, is_spent: bool, owner: &Owner) -> Found {
+        let Some((_, sharing)) = bucket(charge, policy) else { return Ok(()) };
+        let Bucket { takes, reference } = self.buckets.entry(place(charge, sharing, owner)).or_default();
+        for take in takes.iter_mut().filter(|take| take.request == request) {
+            take.is_spent.get_or_insert(is_spent);
+        }
+        while let Some(take) = takes.pop_front_if(|take| take.is_spent.is_some()) {
+            let Take { at, limit, units, .. } = take;
+            if take.is_spent != Some(true) {
+                continue;
+            }
+            let reference = reference.get_or_insert_with(|| Reference::full(limit, at));
+            if reference.bucket() != limit && reference.is_full_at(at) {
+                *reference = Reference::full(limit, at);
+            }
+            reference.limit_beside(limit, at, at.plus(self.longest));
+            reference.advance(at);
+            reference.spend(units).map_err(|missing| {
+                let what =
+                    format!("{missing} units above the limit from {} in the proxy at {}", policy.name, at.count());
+                (Invariant::LocalEnvelope, what)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn place(charge: &Charge, sharing: Sharing, owner: &Owner) -> Place {
+    let worker = (sharing == Sharing::Worker).then_some(owner.worker);
+    (owner.proxy, owner.life, worker, charge.key)
+}

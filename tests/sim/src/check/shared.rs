@@ -1,0 +1,132 @@
+//! The shared budgets: the envelope in true time, and what the store has kept of each bucket.
+
+use super::reference::Reference;
+use super::{Found, Invariant};
+use crate::store::{Charged, Made, Name, Record};
+use std::collections::{BTreeMap, VecDeque};
+use tollgate_core::limit::{Limit, State, TokenBucket};
+use tollgate_core::units::Micros;
+
+#[derive(Default)]
+pub struct Shared {
+    /// By the time that the store's clock has gone forward.
+    envelopes: BTreeMap<Name, Reference>,
+    /// What the store should have, by what its clock shows; none for a bucket that it has forgotten.
+    ledger: BTreeMap<Name, Reference>,
+    /// The last writes by their true time, for a failover to undo: what was spent, and what the ledger had before.
+    writes: VecDeque<(Micros, Name, u64, Option<Reference>)>,
+}
+
+/// More than are made within the longest time that a failover loses.
+const MAX_WRITES: usize = 16_384;
+
+impl Shared {
+    pub fn stored(&mut self, record: &Record) -> Found {
+        if matches!(record.made, Made::Again | Made::Failed) {
+            return Ok(());
+        }
+        for charged in &record.charges {
+            let Limit::TokenBucket(limit) = charged.limit else { continue };
+            if record.made == Made::Admitted {
+                self.spend(charged, &limit, record.gained)?;
+            }
+            self.keep(charged, &limit, record)?;
+        }
+        Ok(())
+    }
+
+    fn spend(&mut self, charged: &Charged, limit: &TokenBucket, gained: Micros) -> Found {
+        let name = &charged.name;
+        let envelope = self.envelopes.entry(name.clone()).or_insert_with(|| Reference::full(*limit, gained));
+        if *limit != envelope.bucket() && envelope.is_full_at(gained) {
+            // The store may have forgotten it meanwhile, and absence means full.
+            *envelope = Reference::full(*limit, gained);
+        }
+        envelope.limit(*limit);
+        envelope.advance(gained);
+        let units = charged.cost.count();
+        envelope.spend(units).map_err(|missing| {
+            let (capacity, policy) = (limit.capacity.count(), &name.policy);
+            (Invariant::Envelope, format!("{missing} units above {capacity} + r·d from {policy} {}", name.key))
+        })
+    }
+
+    /// Whether the bucket is as it should be after a decision.
+    fn keep(&mut self, charged: &Charged, limit: &TokenBucket, record: &Record) -> Found {
+        let Record { reading, made, .. } = *record;
+        let name = &charged.name;
+        let old = self.ledger.remove(name);
+        let mut ledger = match &old {
+            None => Reference::full(*limit, reading),
+            Some(ledger) if charged.before.is_some() => ledger.clone(),
+            Some(_) => return Err((Invariant::Balance, format!("the store has lost {} {}", name.policy, name.key))),
+        };
+        let changed = ledger.bucket() != *limit;
+        ledger.limit(*limit);
+        ledger.advance(reading);
+        let spent = if made == Made::Admitted { charged.cost.count() } else { 0 };
+        let _ = ledger.spend(spent);
+        let should = ledger.units();
+        let Some(State::TokenBucket(there)) = charged.limit.advance(charged.after.as_ref(), reading) else {
+            return Ok(());
+        };
+        // A fraction of a unit is dropped when the rate changes.
+        if there.tokens > should || there.tokens + u64::from(changed) < should {
+            let verb = if made == Made::Admitted { "admitted" } else { "denied" };
+            let cost = charged.cost.count();
+            let what = format!(
+                "{} {} has {} units and should have {should}, after a request of {cost} was {verb}",
+                name.policy, name.key, there.tokens,
+            );
+            return Err((Invariant::Balance, what));
+        }
+        if changed {
+            ledger.hold(there.tokens, there.fraction);
+        }
+        // A denial leaves the bucket as it was, unless that had to be mended.
+        let is_written = charged.after != charged.before || made == Made::Admitted;
+        if is_written {
+            self.writes.push_back((record.at, name.clone(), spent, old.clone()));
+        }
+        if let Some(ledger) = if is_written { Some(ledger) } else { old } {
+            self.ledger.insert(name.clone(), ledger);
+        }
+        Ok(())
+    }
+
+    pub fn swept(&mut self, names: &[Name], reading: Micros) -> Found {
+        for name in names {
+            let Some(ledger) = self.ledger.remove(name) else { continue };
+            if !ledger.is_full_at(reading) {
+                let what = format!("the store has forgotten {} {} before it was full", name.policy, name.key);
+                return Err((Invariant::Balance, what));
+            }
+            // While two limits are in use, a bucket that is full by one is forgotten, and so full by the other too.
+            if self.envelopes.get(name).is_some_and(|envelope| envelope.bucket() != ledger.bucket()) {
+                self.envelopes.remove(name);
+            }
+        }
+        while self.writes.len() > MAX_WRITES {
+            self.writes.pop_front();
+        }
+        Ok(())
+    }
+
+    /// What was spent since then is there again; with `None` everything is as at first, and that is one capacity for
+    /// each bucket.
+    pub fn lost(&mut self, since: Option<Micros>) {
+        let Some(since) = since else {
+            *self = Self::default();
+            return;
+        };
+        while let Some((_, name, units, before)) = self.writes.pop_back_if(|(at, ..)| *at >= since) {
+            if let Some(envelope) = self.envelopes.get_mut(&name) {
+                envelope.give_back(units);
+            }
+            match before {
+                Some(ledger) => self.ledger.insert(name, ledger),
+                None => self.ledger.remove(&name),
+            };
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! From a seed to a scenario.
+
+mod policies;
+
+use crate::endpoint::USUAL_DEADLINE;
+use crate::network::{Link, Part};
+use crate::random::Random;
+use crate::scenario::{Fault, Request, Scenario};
+use tollgate_core::units::Micros;
+
+/// The most that a clock drifts, in microseconds a second: twice what quartz does.
+const DRIFT: u64 = 200;
+
+/// One in so many scenarios has no fault: then nothing may fail.
+const CALM: u64 = 5;
+
+/// Every seed gives another scenario, and always the same one.
+pub fn scenario(seed: u64) -> Scenario {
+    let random = &mut Random::of(seed, &[0]);
+    let calm = random.once_in(CALM);
+    let (proxies, workers) = (random.between(1, 4) as usize, random.between(1, 3) as usize);
+    let endpoints = random.between(1, 3) as usize;
+    let span = Micros::from_millis(random.pick(&[300, 1_000, 3_000, 10_000, 40_000]));
+    let timeout = Micros::from_millis(random.pick(&[5, 20, 50, 100]));
+    let configs = policies::configs(timeout, random);
+    let link = if calm { calm_link(timeout, random) } else { link(random) };
+    let mut faults = if calm { Vec::new() } else { faults(span, proxies, endpoints, random) };
+    for proxy in 0..proxies {
+        for config in 1..configs.len() {
+            faults.push((moment(span, random), Fault::Configure { proxy, config }));
+        }
+    }
+    faults.sort_by_key(|(at, _)| *at);
+    let over = faults.iter().map(|(at, fault)| at.plus(fault.lasts())).max();
+    let (requests, probes) = traffic(span, proxies, workers, random);
+    Scenario {
+        seed,
+        proxies,
+        workers,
+        endpoints,
+        link,
+        proxy_ppm: (0..proxies).map(|_| drift(random)).collect(),
+        store_ppm: drift(random),
+        timeout,
+        store_deadline: USUAL_DEADLINE,
+        ids: random.once_in(2),
+        configs,
+        requests,
+        faults,
+        healed: over.unwrap_or_default().max(span).plus(Micros::from_secs(1)),
+        probes,
+    }
+}
+
+fn drift(random: &mut Random) -> i32 {
+    random.below(2 * DRIFT + 1) as i32 - DRIFT as i32
+}
+
+fn moment(span: Micros, random: &mut Random) -> Micros {
+    Micros::new(random.below(span.count()))
+}
+
+/// So quick that no timeout is met.
+fn calm_link(timeout: Micros, random: &mut Random) -> Link {
+    let most = random.between(20, timeout.count().min(USUAL_DEADLINE.count()) / 16);
+    let delay = (Micros::new(random.between(10, most)), Micros::new(most));
+    Link { delay, spikes: 0, spike: Micros::ZERO, loss: 0, twice: 0 }
+}
+
+fn link(random: &mut Random) -> Link {
+    let most = random.pick(&[100, 500, 2_000, 10_000]);
+    Link {
+        delay: (Micros::new(random.between(20, most)), Micros::new(most)),
+        spikes: random.pick(&[0, 0, 10, 100]),
+        spike: Micros::from_millis(random.pick(&[10, 50, 300])),
+        loss: random.pick(&[0, 0, 5, 50, 200]),
+        twice: random.pick(&[0, 0, 20, 200]),
+    }
+}
+
+fn faults(span: Micros, proxies: usize, endpoints: usize, random: &mut Random) -> Vec<(Micros, Fault)> {
+    let count = random.below(8);
+    (0..count).map(|_| (moment(span, random), fault(span, proxies, endpoints, random))).collect()
+}
+
+fn fault(span: Micros, proxies: usize, endpoints: usize, random: &mut Random) -> Fault {
+    let lasts = Micros::from_millis(random.pick(&[1, 20, 200, 2_000, 10_000])).min(span);
+    let (proxy, endpoint) = (random.index(proxies), random.index(endpoints));
+    match random.below(9) {
+        0 => Fault::ProxyRestarts { proxy, down: lasts },
+        1 => Fault::EndpointRestarts { endpoint, down: lasts },
+        2 => Fault::StoreRestarts { down: lasts, keeps: random.once_in(2) },
+        3 => Fault::Flush,
+        4 => {
+            let lag = Micros::from_millis(random.pick(&[1, 100, 2_000]));
+            Fault::Failover { lag, step: step(random) / 10, ppm: drift(random) }
+        }
+        5 | 6 => Fault::ClockStep { by: step(random) },
+        7 => {
+            let (one, other) = if random.once_in(2) {
+                (Part::Proxy(proxy), Part::Endpoint(endpoint))
+            } else {
+                (Part::Endpoint(endpoint), Part::Store)
+            };
+            Fault::Partition { one, other, lasts }
+        }
+        _ => Fault::Storm { link: Link { loss: random.pick(&[0, 300, 900]), ..link(random) }, lasts },
+    }
+}
+
+/// In microseconds, either way; some are over the minute that is taken for a fault.
+fn step(random: &mut Random) -> i64 {
+    let most = random.pick(&[1_000, 100_000, 3_000_000, 50_000_000, 200_000_000]);
+    let by = random.between(1, most) as i64;
+    if random.once_in(2) { by } else { -by }
+}
+
+/// Requests in bursts and between them, of a few tenants and clients; and of each of those one later.
+fn traffic(span: Micros, proxies: usize, workers: usize, random: &mut Random) -> (Vec<Request>, Vec<Request>) {
+    let (tenants, clients) = (random.between(1, 4), random.between(1, 6));
+    let count = random.pick(&[40, 150, 400]);
+    let bursts: Vec<Micros> = (0..random.between(1, 6)).map(|_| moment(span, random)).collect();
+    let leavers = random.pick(&[0, 0, 30]);
+    let request = |at, random: &mut Random| Request {
+        at,
+        proxy: random.index(proxies),
+        worker: random.index(workers),
+        tenant: random.below(tenants),
+        client: random.below(clients),
+        route: usize::from(random.once_in(5)),
+        leaves: random.per_mille(leavers).then(|| Micros::new(random.between(1, 20_000))),
+    };
+    let mut requests: Vec<Request> = (0..count)
+        .map(|_| {
+            let in_burst = Micros::new(random.below(15_000));
+            let at = if random.once_in(3) { moment(span, random) } else { random.pick(&bursts).plus(in_burst) };
+            request(at, random)
+        })
+        .collect();
+    requests.sort_by_key(|request| request.at);
+    let probes = (0..6).map(|_| Request { leaves: None, ..request(Micros::ZERO, random) }).collect();
+    (requests, probes)
+}
