@@ -27,6 +27,9 @@ struct Bucket {
     full_at: Micros,
 }
 
+/// What was admitted under an id: when by the true time, what was asked, and what was left.
+type Remembered = (Micros, DecisionRequest, Vec<Admitted>);
+
 /// What one decision did, for those who check it.
 pub struct Record {
     pub made: Made,
@@ -58,8 +61,8 @@ pub struct Store {
     pub clock: Clock,
     pub is_up: bool,
     buckets: BTreeMap<Name, Bucket>,
-    /// What was admitted under an id, and when by the true time; in two generations.
-    ids: [BTreeMap<String, (Micros, DecisionRequest, Vec<Admitted>)>; 2],
+    /// In two generations.
+    ids: [BTreeMap<String, Remembered>; 2],
     ids_since: Micros,
     /// What was there before each of the last writes, with its true time.
     writes: VecDeque<(Micros, Name, Option<Bucket>)>,
@@ -174,7 +177,8 @@ impl Store {
 
     /// What was written since then is undone.
     pub fn lose_since(&mut self, since: Micros) {
-        while let Some((_, name, before)) = self.writes.pop_back_if(|(at, ..)| *at >= since) {
+        while self.writes.back().is_some_and(|(at, ..)| *at >= since) {
+            let Some((_, name, before)) = self.writes.pop_back() else { break };
             match before {
                 Some(bucket) => self.buckets.insert(name, bucket),
                 None => self.buckets.remove(&name),

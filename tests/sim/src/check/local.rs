@@ -40,8 +40,8 @@ struct Take {
 struct Bucket {
     /// In their order, from the first that is not decided.
     takes: VecDeque<Take>,
-    /// As it is after those before.
-    reference: Option<Reference>,
+    /// As it is after those before: while it counts the larger of two limits, and by the last limit alone.
+    references: Option<(Reference, Reference)>,
 }
 
 pub struct Local {
@@ -112,19 +112,23 @@ impl Local {
     /// A request is decided. Every take before which none is undecided can be checked.
     fn settle(&mut self, charge: &Charge, policy: &Policy, request: u64, is_spent: bool, owner: &Owner) -> Found {
         let Some((_, sharing)) = bucket(charge, policy) else { return Ok(()) };
-        let Bucket { takes, reference } = self.buckets.entry(place(charge, sharing, owner)).or_default();
+        let Bucket { takes, references } = self.buckets.entry(place(charge, sharing, owner)).or_default();
         for take in takes.iter_mut().filter(|take| take.request == request) {
             take.is_spent.get_or_insert(is_spent);
         }
-        while let Some(take) = takes.pop_front_if(|take| take.is_spent.is_some()) {
-            let Take { at, limit, units, .. } = take;
-            if take.is_spent != Some(true) {
-                continue;
+        while let Some(&Take { at, limit, units, is_spent: Some(is_spent), .. }) = takes.front() {
+            takes.pop_front();
+            // What was given back was there for its limit's rate all the same.
+            let units = if is_spent { units } else { 0 };
+            let full = Reference::full(limit, at);
+            let (reference, last) = references.get_or_insert_with(|| (full.clone(), full.clone()));
+            if last.bucket() != limit && last.is_full_at(at) {
+                // It was dropped meanwhile, and absence means full.
+                (*reference, *last) = (full.clone(), full);
             }
-            let reference = reference.get_or_insert_with(|| Reference::full(limit, at));
-            if reference.bucket() != limit && reference.is_full_at(at) {
-                *reference = Reference::full(limit, at);
-            }
+            last.limit(limit);
+            last.advance(at);
+            last.drain(units);
             reference.limit_beside(limit, at, at.plus(self.longest));
             reference.advance(at);
             reference.spend(units).map_err(|missing| {

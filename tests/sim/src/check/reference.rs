@@ -85,10 +85,9 @@ impl Reference {
         }
     }
 
-    /// Units that were spent and are back, because the write of it was lost.
-    pub fn give_back(&mut self, units: u64) {
-        let most = whole(self.limit.capacity.count(), &self.limit);
-        self.parts = (self.parts + whole(units, &self.limit)).min(most);
+    /// Spends as far as there is something.
+    pub fn drain(&mut self, units: u64) {
+        self.parts = self.parts.saturating_sub(whole(units, &self.limit));
     }
 
     /// It has exactly this much, the fraction over the refill's period.

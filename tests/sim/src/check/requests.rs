@@ -101,10 +101,10 @@ impl Requests {
             .map(|(charge, _)| (charge.key, charge.cost.count()))
             .collect();
         match &decided.outcome {
-            Outcome::Admit(Admission::Allowed) if !global.is_empty() && !decided.left => {
-                if asked.admitted == 0 || asked.charges != global {
-                    return Err((Invariant::Charged, format!("request {id} was admitted and not charged")));
-                }
+            Outcome::Admit(Admission::Allowed)
+                if !global.is_empty() && !decided.left && (asked.admitted == 0 || asked.charges != global) =>
+            {
+                return Err((Invariant::Charged, format!("request {id} was admitted and not charged")));
             }
             Outcome::Reject(Rejection::Denied { policies, emergency: false, .. }) => {
                 let is_global = |policy: &usize| {

@@ -13,8 +13,17 @@ pub struct Shared {
     envelopes: BTreeMap<Name, Reference>,
     /// What the store should have, by what its clock shows; none for a bucket that it has forgotten.
     ledger: BTreeMap<Name, Reference>,
-    /// The last writes by their true time, for a failover to undo: what was spent, and what the ledger had before.
-    writes: VecDeque<(Micros, Name, u64, Option<Reference>)>,
+    /// The last writes, for a failover to undo.
+    writes: VecDeque<Write>,
+}
+
+/// What there was before a write.
+struct Write {
+    /// The true time.
+    at: Micros,
+    name: Name,
+    envelope: Option<Reference>,
+    ledger: Option<Reference>,
 }
 
 /// More than are made within the longest time that a failover loses.
@@ -27,10 +36,11 @@ impl Shared {
         }
         for charged in &record.charges {
             let Limit::TokenBucket(limit) = charged.limit else { continue };
+            let before = self.envelopes.get(&charged.name).cloned();
             if record.made == Made::Admitted {
                 self.spend(charged, &limit, record.gained)?;
             }
-            self.keep(charged, &limit, record)?;
+            self.keep(charged, &limit, record, before)?;
         }
         Ok(())
     }
@@ -52,7 +62,7 @@ impl Shared {
     }
 
     /// Whether the bucket is as it should be after a decision.
-    fn keep(&mut self, charged: &Charged, limit: &TokenBucket, record: &Record) -> Found {
+    fn keep(&mut self, charged: &Charged, limit: &TokenBucket, record: &Record, envelope: Option<Reference>) -> Found {
         let Record { reading, made, .. } = *record;
         let name = &charged.name;
         let old = self.ledger.remove(name);
@@ -65,7 +75,7 @@ impl Shared {
         ledger.limit(*limit);
         ledger.advance(reading);
         let spent = if made == Made::Admitted { charged.cost.count() } else { 0 };
-        let _ = ledger.spend(spent);
+        ledger.drain(spent);
         let should = ledger.units();
         let Some(State::TokenBucket(there)) = charged.limit.advance(charged.after.as_ref(), reading) else {
             return Ok(());
@@ -86,7 +96,7 @@ impl Shared {
         // A denial leaves the bucket as it was, unless that had to be mended.
         let is_written = charged.after != charged.before || made == Made::Admitted;
         if is_written {
-            self.writes.push_back((record.at, name.clone(), spent, old.clone()));
+            self.writes.push_back(Write { at: record.at, name: name.clone(), envelope, ledger: old.clone() });
         }
         if let Some(ledger) = if is_written { Some(ledger) } else { old } {
             self.ledger.insert(name.clone(), ledger);
@@ -112,21 +122,24 @@ impl Shared {
         Ok(())
     }
 
-    /// What was spent since then is there again; with `None` everything is as at first, and that is one capacity for
+    /// What was written since then is undone; with `None` everything is as at first, and that is one capacity for
     /// each bucket.
     pub fn lost(&mut self, since: Option<Micros>) {
         let Some(since) = since else {
             *self = Self::default();
             return;
         };
-        while let Some((_, name, units, before)) = self.writes.pop_back_if(|(at, ..)| *at >= since) {
-            if let Some(envelope) = self.envelopes.get_mut(&name) {
-                envelope.give_back(units);
-            }
-            match before {
-                Some(ledger) => self.ledger.insert(name, ledger),
-                None => self.ledger.remove(&name),
-            };
+        while self.writes.back().is_some_and(|write| write.at >= since) {
+            let Some(Write { name, envelope, ledger, .. }) = self.writes.pop_back() else { break };
+            put_back(&mut self.envelopes, &name, envelope);
+            put_back(&mut self.ledger, &name, ledger);
         }
     }
+}
+
+fn put_back(all: &mut BTreeMap<Name, Reference>, name: &Name, before: Option<Reference>) {
+    match before {
+        Some(before) => all.insert(name.clone(), before),
+        None => all.remove(name),
+    };
 }

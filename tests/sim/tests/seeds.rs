@@ -1,0 +1,30 @@
+//! Every promise holds, whatever goes wrong.
+
+use tollgate_sim::generate::scenario;
+use tollgate_sim::run::run;
+
+/// Some twenty seconds of a machine that does nothing else. More of them: `make simulate`.
+const SEEDS: u64 = 1_500;
+
+#[test]
+fn every_promise_holds_for_every_seed() {
+    let (mut admitted, mut denied, mut failed) = (0, 0, 0);
+    for seed in 0..SEEDS {
+        let report = run(&scenario(seed), None, false);
+        if let Some(violation) = report.violation {
+            panic!("seed {seed}: {violation}; see it with: make simulate SEED={seed}");
+        }
+        admitted += report.admitted;
+        denied += report.denied;
+        failed += report.failed;
+    }
+    // They are about something.
+    assert!(admitted.min(denied).min(failed) > 20 * SEEDS, "{admitted} admitted, {denied} denied, {failed} failed");
+}
+
+#[test]
+fn a_seed_always_does_the_same() {
+    for seed in 0..20 {
+        assert_eq!(run(&scenario(seed), None, true), run(&scenario(seed), None, true));
+    }
+}

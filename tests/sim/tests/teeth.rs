@@ -1,0 +1,53 @@
+//! The checks have teeth: what is wrong on purpose is found, soon, and as what it is.
+
+use tollgate_sim::check::Invariant;
+use tollgate_sim::generate::scenario;
+use tollgate_sim::run::run;
+use tollgate_sim::sabotage::Sabotage;
+use tollgate_sim::shrink::shrink;
+
+/// Within so many seeds.
+const SEEDS: u64 = 100;
+
+/// What may be said of it: which check comes first depends on the scenario.
+fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
+    match sabotage {
+        Sabotage::ForgottenSecondCharge | Sabotage::ChargedDenial | Sabotage::EarlySweep | Sabotage::DoubleRefill => {
+            &[Invariant::Balance, Invariant::Envelope]
+        }
+        Sabotage::ForgottenIds => &[Invariant::Once],
+        // Where the answers do not even fit, they are failures.
+        Sabotage::SwappedAnswers => {
+            &[Invariant::Charged, Invariant::AllOrNothing, Invariant::FailMode, Invariant::Liveness]
+        }
+        Sabotage::SilenceAdmits => &[Invariant::Charged],
+        Sabotage::DroppedWaiter => &[Invariant::Waiter],
+        Sabotage::KeptHold => &[Invariant::AllOrNothing],
+        Sabotage::LostLocalWrite => &[Invariant::AllOrNothing, Invariant::LocalEnvelope],
+        Sabotage::StuckBreaker => &[Invariant::Liveness],
+        Sabotage::EndlessQueue => &[Invariant::Bounded, Invariant::Waiter],
+    }
+}
+
+#[test]
+fn whatever_is_wrong_on_purpose_is_found() {
+    for sabotage in Sabotage::ALL {
+        let found = (0..SEEDS).find_map(|seed| Some((seed, run(&scenario(seed), Some(sabotage), false).violation?)));
+        let (seed, violation) = found.unwrap_or_else(|| panic!("{sabotage:?} was not found in {SEEDS} seeds"));
+        println!("{sabotage:?}: seed {seed}, {violation}");
+        assert!(broken_by(sabotage).contains(&violation.invariant), "{sabotage:?}: seed {seed}: {violation}");
+    }
+}
+
+#[test]
+fn what_is_found_is_made_small() {
+    for sabotage in [Sabotage::ForgottenSecondCharge, Sabotage::SwappedAnswers, Sabotage::DroppedWaiter] {
+        let found = (0..SEEDS).find_map(|seed| Some((seed, run(&scenario(seed), Some(sabotage), false).violation?)));
+        let (seed, violation) = found.expect("it is found");
+        let smaller = shrink(&scenario(seed), violation.invariant, Some(sabotage));
+        let again = run(&smaller, Some(sabotage), true);
+        assert_eq!(again.violation.map(|again| again.invariant), Some(violation.invariant), "{sabotage:?}");
+        assert!(smaller.size() <= 12, "{sabotage:?}: {}", smaller.size());
+        assert!(!again.trace.is_empty());
+    }
+}
