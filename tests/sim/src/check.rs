@@ -41,6 +41,8 @@ pub enum Invariant {
     Balance,
     /// A decision spends all its charges or none, and a request that is denied has spent nothing, here or there.
     AllOrNothing,
+    /// A denied request is told exactly when it would be admitted if nobody else came.
+    Wait,
     /// Nobody goes on without having been charged, but where a fail mode says so.
     Charged,
     /// A decision with an id is made once.

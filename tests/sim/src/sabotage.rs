@@ -17,6 +17,8 @@ pub enum Sabotage {
     SwappedAnswers,
     /// An endpoint takes a store that is silent for one that admits.
     SilenceAdmits,
+    /// The store tells callers to come back a little early.
+    EarlyWait,
     /// A worker forgets now and then whose time is up.
     DroppedWaiter,
     /// A worker does not give back what a denied request holds of local buckets.
@@ -30,7 +32,7 @@ pub enum Sabotage {
 }
 
 impl Sabotage {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::ForgottenSecondCharge,
         Self::ChargedDenial,
         Self::DoubleRefill,
@@ -38,6 +40,7 @@ impl Sabotage {
         Self::ForgottenIds,
         Self::SwappedAnswers,
         Self::SilenceAdmits,
+        Self::EarlyWait,
         Self::DroppedWaiter,
         Self::KeptHold,
         Self::LostLocalWrite,

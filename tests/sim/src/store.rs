@@ -21,6 +21,13 @@ pub struct Name {
     group: Digest,
 }
 
+impl Name {
+    #[cfg(test)]
+    pub fn of(policy: &str, key: Digest) -> Self {
+        Self { policy: policy.into(), key, group: key }
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Bucket {
     state: State,
@@ -55,6 +62,8 @@ pub struct Charged {
     pub cost: Tokens,
     pub before: Option<State>,
     pub after: Option<State>,
+    /// What it said when it denied.
+    pub denied: Option<Denial>,
 }
 
 pub struct Store {
@@ -93,7 +102,7 @@ impl Store {
             && self.sabotage != Some(Sabotage::ForgottenIds)
         {
             let answer = DecisionAnswer::Admitted(left.clone());
-            return (answer, self.record(Made::Again, &request.charges, Vec::new(), now));
+            return (answer, self.record(Made::Again, &request.charges, &[], &[], now));
         }
         let before: Vec<Option<State>> = request.charges.iter().map(|charge| self.state(&name(charge))).collect();
         let answer = self.charge(&request.charges, reading, now);
@@ -107,7 +116,11 @@ impl Store {
             DecisionAnswer::Denied(_) => Made::Denied,
             DecisionAnswer::Failed(_) => Made::Failed,
         };
-        (answer, self.record(made, &request.charges, before, now))
+        let denied: Vec<Option<Denial>> = match &answer {
+            DecisionAnswer::Denied(denied) => denied.iter().map(|one| one.denied).collect(),
+            DecisionAnswer::Admitted(_) | DecisionAnswer::Failed(_) => Vec::new(),
+        };
+        (answer, self.record(made, &request.charges, &before, &denied, now))
     }
 
     fn charge(&mut self, charges: &[ChargeRequest], reading: Micros, now: Micros) -> DecisionAnswer {
@@ -126,6 +139,7 @@ impl Store {
         }
         if steps.iter().any(|(_, _, verdict, _)| *verdict != Verdict::Admit) {
             let spends = self.sabotage == Some(Sabotage::ChargedDenial);
+            let early = u64::from(self.sabotage == Some(Sabotage::EarlyWait));
             let denied = steps.into_iter().map(|(charge, mut state, verdict, mended)| {
                 let remaining = charge.limit.remaining(&state, reading);
                 let spends = spends && verdict == Verdict::Admit;
@@ -137,7 +151,7 @@ impl Store {
                 }
                 let denied = match verdict {
                     Verdict::Admit => None,
-                    Verdict::Wait(wait) => Some(Denial::WaitUs(wait.count())),
+                    Verdict::Wait(wait) => Some(Denial::WaitUs(wait.count() - early)),
                     Verdict::Never => Some(Denial::OverCapacity),
                 };
                 Denied { remaining, denied }
@@ -214,13 +228,20 @@ impl Store {
         }
     }
 
-    fn record(&self, made: Made, charges: &[ChargeRequest], before: Vec<Option<State>>, now: Micros) -> Record {
-        let mut before = before.into_iter();
-        let charges = charges.iter().map(|charge| {
+    fn record(
+        &self,
+        made: Made,
+        charges: &[ChargeRequest],
+        before: &[Option<State>],
+        denied: &[Option<Denial>],
+        now: Micros,
+    ) -> Record {
+        let charges = charges.iter().enumerate().map(|(place, charge)| {
             let name = name(charge);
             let after = self.state(&name);
-            let before = before.next().unwrap_or_else(|| after.clone());
-            Charged { name, limit: charge.limit, cost: charge.cost.0, before, after }
+            let before = before.get(place).cloned().unwrap_or_else(|| after.clone());
+            let denied = denied.get(place).copied().flatten();
+            Charged { name, limit: charge.limit, cost: charge.cost.0, before, after, denied }
         });
         let charges = charges.collect();
         Record { made, at: now, reading: self.clock.at(now), gained: self.clock.gained(now), charges }

@@ -4,7 +4,7 @@ use tollgate_sim::generate::scenario;
 use tollgate_sim::run::run;
 
 /// Some twenty seconds of a machine that does nothing else. More of them: `make simulate`.
-const SEEDS: u64 = 1_500;
+const SEEDS: u64 = 6_000;
 
 #[test]
 fn every_promise_holds_for_every_seed() {

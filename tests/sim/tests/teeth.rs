@@ -20,6 +20,7 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
         Sabotage::SwappedAnswers => {
             &[Invariant::Charged, Invariant::AllOrNothing, Invariant::FailMode, Invariant::Liveness]
         }
+        Sabotage::EarlyWait => &[Invariant::Wait],
         Sabotage::SilenceAdmits => &[Invariant::Charged],
         Sabotage::DroppedWaiter => &[Invariant::Waiter],
         Sabotage::KeptHold => &[Invariant::AllOrNothing],

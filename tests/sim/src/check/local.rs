@@ -122,15 +122,16 @@ impl Local {
             let units = if is_spent { units } else { 0 };
             let full = Reference::full(limit, at);
             let (reference, last) = references.get_or_insert_with(|| (full.clone(), full.clone()));
+            reference.limit_beside(limit, at, at.plus(self.longest));
+            reference.advance(at);
             if last.bucket() != limit && last.is_full_at(at) {
                 // It was dropped meanwhile, and absence means full.
-                (*reference, *last) = (full.clone(), full);
+                reference.fill_to(limit.capacity.count());
+                *last = full;
             }
             last.limit(limit);
             last.advance(at);
             last.drain(units);
-            reference.limit_beside(limit, at, at.plus(self.longest));
-            reference.advance(at);
             reference.spend(units).map_err(|missing| {
                 let what =
                     format!("{missing} units above the limit from {} in the proxy at {}", policy.name, at.count());

@@ -14,13 +14,15 @@ pub struct Reference {
     /// Units times the period of the refill.
     parts: u128,
     at: Micros,
-    /// What was the limit before, and until when it is honoured too.
+    /// The last that was told, where another counts beside it ...
+    last: TokenBucket,
+    /// ... which is this, until then.
     former: Option<(TokenBucket, Micros)>,
 }
 
 impl Reference {
     pub fn full(limit: TokenBucket, at: Micros) -> Self {
-        Self { limit, parts: whole(limit.capacity.count(), &limit), at, former: None }
+        Self { limit, parts: whole(limit.capacity.count(), &limit), at, last: limit, former: None }
     }
 
     /// Brings it up to a time. Like every bucket it gains nothing from a clock that steps back, and begins anew from
@@ -52,18 +54,12 @@ impl Reference {
         if self.former.is_some_and(|(_, until)| until <= now) {
             self.former = None;
         }
-        let larger = |other: TokenBucket| TokenBucket {
-            capacity: limit.capacity.max(other.capacity),
-            refill: if is_faster(&other, &limit) { other.refill } else { limit.refill },
-            keep: limit.keep,
-        };
-        match self.former {
-            Some((former, _)) if limit == former || limit == self.limit => {}
-            Some((former, _)) => self.former = Some((larger(former), until)),
-            None if limit == self.limit => {}
-            None => self.former = Some((self.limit, until)),
+        if limit != self.last {
+            let former = self.former.map_or(self.last, |(former, _)| larger(&former, &self.last));
+            self.former = Some((former, until));
+            self.last = limit;
         }
-        let both = self.former.map_or(limit, |(former, _)| larger(former));
+        let both = self.former.map_or(limit, |(former, _)| larger(&former, &limit));
         self.limit(both);
     }
 
@@ -83,6 +79,11 @@ impl Reference {
             }
             None => Err(u64::try_from((parts - self.parts).div_ceil(self.limit.refill.period().into())).unwrap_or(0)),
         }
+    }
+
+    /// At least so many units are there.
+    pub fn fill_to(&mut self, units: u64) {
+        self.parts = self.parts.max(whole(units, &self.limit));
     }
 
     /// Spends as far as there is something.
@@ -107,6 +108,11 @@ impl Reference {
 
 fn whole(units: u64, limit: &TokenBucket) -> u128 {
     u128::from(units) * u128::from(limit.refill.period())
+}
+
+fn larger(one: &TokenBucket, other: &TokenBucket) -> TokenBucket {
+    let refill = if is_faster(other, one) { other.refill } else { one.refill };
+    TokenBucket { capacity: one.capacity.max(other.capacity), refill, keep: one.keep }
 }
 
 fn is_faster(one: &TokenBucket, other: &TokenBucket) -> bool {
@@ -179,9 +185,9 @@ mod tests {
         let mut reference = Reference::full(large, start);
         reference.limit_beside(small, start, until);
         assert_eq!((reference.units(), reference.bucket().refill), (10, small.refill));
-        reference.limit_beside(large, start, until);
+        reference.limit_beside(small, Micros::new(until.count() - 1), until);
         assert_eq!(reference.units(), 10);
-        reference.limit_beside(small, until, Micros::from_secs(3));
-        assert_eq!(reference.units(), 2);
+        reference.limit_beside(small, until, until);
+        assert_eq!((reference.units(), reference.bucket()), (2, small));
     }
 }

@@ -6,6 +6,7 @@ use crate::store::{Charged, Made, Name, Record};
 use std::collections::{BTreeMap, VecDeque};
 use tollgate_core::limit::{Limit, State, TokenBucket};
 use tollgate_core::units::Micros;
+use tollgate_core::wire::Denial;
 
 #[derive(Default)]
 pub struct Shared {
@@ -93,6 +94,9 @@ impl Shared {
         if changed {
             ledger.hold(there.tokens, there.fraction);
         }
+        if made == Made::Denied {
+            is_true(charged, &ledger, reading)?;
+        }
         // A denial leaves the bucket as it was, unless that had to be mended.
         let is_written = charged.after != charged.before || made == Made::Admitted;
         if is_written {
@@ -135,6 +139,31 @@ impl Shared {
             put_back(&mut self.ledger, &name, ledger);
         }
     }
+}
+
+/// Whether what a bucket says of a denied request is so: that it has the units, or when it will have them if nobody
+/// else comes, and not a microsecond before.
+fn is_true(charged: &Charged, ledger: &Reference, reading: Micros) -> Found {
+    let cost = charged.cost.count();
+    let has_at = |at: Micros| {
+        let mut then = ledger.clone();
+        then.advance(at);
+        then.units() >= cost
+    };
+    let is_so = match charged.denied {
+        None => ledger.units() >= cost,
+        Some(Denial::OverCapacity) => cost > charged.limit.capacity().count(),
+        Some(Denial::WaitUs(wait)) => {
+            let then = reading.plus(Micros::new(wait));
+            has_at(then) && !has_at(Micros::new(then.count() - 1)) && wait > 0
+        }
+    };
+    if is_so {
+        return Ok(());
+    }
+    let (units, denied) = (ledger.units(), charged.denied);
+    let what = format!("{} with {units} units says {denied:?} to a request of {cost}", charged.name.policy);
+    Err((Invariant::Wait, what))
 }
 
 fn put_back(all: &mut BTreeMap<Name, Reference>, name: &Name, before: Option<Reference>) {

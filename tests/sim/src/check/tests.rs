@@ -1,1 +1,189 @@
+//! Histories that no run would make, and what is said of them.
 
+use super::*;
+use crate::store::{Charged, Made};
+use crate::taken::Taken;
+use tollgate_core::decision::{Admission, FailCause, Rejection};
+use tollgate_core::key::{Digest, HashKey};
+use tollgate_core::limit::{Balance, Limit, State, TokenBucket};
+use tollgate_core::policy::Plan;
+use tollgate_core::units::{RefillRate, Tokens};
+
+/// Two buckets of 10 units, refilled at 1/s, that are asked together.
+struct History {
+    checks: Checks,
+    set: Rc<PolicySet>,
+    now: Micros,
+}
+
+const NOW: Micros = Micros::from_secs(1_000);
+
+fn limit() -> TokenBucket {
+    let refill = RefillRate::new(1, Micros::from_secs(1)).unwrap();
+    TokenBucket { capacity: Tokens::new(10).unwrap(), refill, keep: Micros::ZERO }
+}
+
+fn key(number: u8) -> Digest {
+    let hash_key = HashKey::new(b"test");
+    let mut digest = hash_key.digest("key");
+    digest.part(&[number]);
+    digest.finish()
+}
+
+fn holds(tokens: u64, at: Micros) -> Option<State> {
+    Some(State::TokenBucket(Balance { tokens, fraction: 0, period: 1_000_000, at }))
+}
+
+impl History {
+    fn new() -> Self {
+        let config = r#"{"endpoint": {"cluster": "c"}, "policies": [
+            {"name": "one", "scope": "global", "limit": {"token_bucket": {"capacity": 10, "refill": "1/s"}},
+             "on_failure": "open"}]}"#;
+        let set = Rc::new(PolicySet::read(config.as_bytes(), &|_| None).unwrap());
+        let scenario = Scenario { ids: true, ..crate::generate::scenario(1) };
+        Self { checks: Checks::new(&scenario, &[Rc::clone(&set)]), set, now: NOW }
+    }
+
+    /// The store decides for `cost` of both buckets; `left` is what each has before and after.
+    fn store(&mut self, request: u64, made: Made, cost: u64, left: [(Option<u64>, Option<u64>); 2]) {
+        let charged = |number: usize| {
+            let state = |tokens: Option<u64>| tokens.and_then(|tokens| holds(tokens, self.now));
+            let (before, after) = left[number];
+            Charged {
+                name: Name::of("policy", key(number as u8)),
+                limit: Limit::TokenBucket(limit()),
+                cost: Tokens::new(cost).unwrap(),
+                before: state(before),
+                after: state(after),
+                denied: None,
+            }
+        };
+        let charges = vec![charged(0), charged(1)];
+        let record = Record { made, at: self.now, reading: self.now, gained: self.now, charges };
+        self.checks.stored(request, &record, self.now);
+    }
+
+    fn admit(&mut self, request: u64, cost: u64, before: Option<u64>) {
+        let left = before.unwrap_or(10) - cost;
+        self.store(request, Made::Admitted, cost, [(before, Some(left)); 2]);
+    }
+
+    /// The one policy's request ends.
+    fn end(&mut self, id: u64, outcome: Outcome, cause: Option<FailCause>) {
+        let plan: Plan = self.set.plan(&crate::facts::Facts::of(&crate::generate::scenario(1).requests[0]));
+        let decided = Decided { id, outcome, plan, config: 0, cause, left: false, taken: Taken::default() };
+        let owner = Owner { proxy: 0, life: 0, worker: 0, now: self.now };
+        self.checks.decided(&decided, &owner, &self.set, self.now);
+    }
+
+    fn found(self) -> Option<Invariant> {
+        self.checks.found.map(|found| found.invariant)
+    }
+}
+
+#[test]
+fn what_is_right_is_not_found() {
+    let mut history = History::new();
+    history.admit(1, 10, None);
+    history.now = NOW.plus(Micros::from_secs(3));
+    history.admit(2, 3, Some(3));
+    assert_eq!(history.found(), None);
+}
+
+#[test]
+fn units_above_the_envelope_are_found() {
+    let mut history = History::new();
+    history.admit(1, 10, None);
+    // One microsecond early; the store says that the units were there.
+    history.now = Micros::new(NOW.count() + 2_999_999);
+    history.admit(2, 3, Some(3));
+    assert_eq!(history.found(), Some(Invariant::Envelope));
+}
+
+#[test]
+fn a_second_charge_that_is_not_spent_is_found() {
+    let mut history = History::new();
+    history.store(1, Made::Admitted, 4, [(None, Some(6)), (None, Some(10))]);
+    assert_eq!(history.found(), Some(Invariant::Balance));
+}
+
+#[test]
+fn a_denial_that_spends_is_found() {
+    let mut history = History::new();
+    history.admit(1, 4, None);
+    history.store(2, Made::Denied, 4, [(Some(6), Some(6)), (Some(6), Some(2))]);
+    assert_eq!(history.found(), Some(Invariant::Balance));
+}
+
+#[test]
+fn a_bucket_that_is_lost_is_found_unless_the_store_has_lost_its_writes() {
+    for is_known in [false, true] {
+        let mut history = History::new();
+        history.admit(1, 10, None);
+        if is_known {
+            history.checks.lost(None);
+        }
+        history.admit(2, 10, None);
+        assert_eq!(history.found().is_none(), is_known);
+    }
+}
+
+#[test]
+fn what_a_failover_loses_can_be_spent_once_more_and_no_more_than_that() {
+    let mut history = History::new();
+    history.admit(1, 4, None);
+    history.now = NOW.plus(Micros::new(1));
+    history.admit(2, 6, Some(6));
+    history.checks.lost(Some(history.now));
+    history.admit(3, 6, Some(6));
+    assert_eq!(history.checks.found, None);
+    history.admit(4, 1, Some(1));
+    assert_eq!(history.found(), Some(Invariant::Envelope));
+}
+
+#[test]
+fn a_decision_that_is_made_twice_under_one_id_is_found() {
+    for is_lost in [false, true] {
+        let mut history = History::new();
+        history.admit(1, 1, None);
+        if is_lost {
+            history.checks.lost(None);
+        }
+        history.admit(1, 1, if is_lost { None } else { Some(9) });
+        assert_eq!(history.found(), (!is_lost).then_some(Invariant::Once));
+    }
+}
+
+#[test]
+fn a_request_that_waits_too_long_or_ends_twice_is_found() {
+    let mut history = History::new();
+    history.checks.came(7);
+    history.checks.is_due(7, NOW);
+    assert_eq!(history.found(), Some(Invariant::Waiter));
+
+    let mut history = History::new();
+    history.checks.came(7);
+    let open = || Outcome::Admit(Admission::FailedOpen);
+    history.end(7, open(), Some(FailCause::Timeout));
+    history.checks.is_due(7, NOW);
+    assert_eq!(history.checks.found, None);
+    history.end(7, open(), Some(FailCause::Timeout));
+    assert_eq!(history.found(), Some(Invariant::Waiter));
+}
+
+#[test]
+fn an_end_that_does_not_fit_what_has_happened_is_found() {
+    let denied = Rejection::Denied { policies: vec![0], wait: None, emergency: false };
+    let ends = [
+        (Outcome::Admit(Admission::Allowed), None, Invariant::Charged),
+        (Outcome::Reject(denied), None, Invariant::AllOrNothing),
+        (Outcome::Admit(Admission::FailedOpen), None, Invariant::FailMode),
+        (Outcome::Reject(Rejection::Unavailable { policies: vec![0] }), Some(FailCause::Timeout), Invariant::FailMode),
+    ];
+    for (outcome, cause, invariant) in ends {
+        let mut history = History::new();
+        history.checks.came(7);
+        history.end(7, outcome, cause);
+        assert_eq!(history.found(), Some(invariant));
+    }
+}
