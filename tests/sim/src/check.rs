@@ -127,9 +127,10 @@ impl Checks {
         self.requests.came(request);
     }
 
-    /// A proxy has died: nobody there is owed an answer.
+    /// A worker has died, perhaps with its proxy: those who were there are owed no answer.
     pub fn died(&mut self, request: u64) {
         self.requests.died(request);
+        self.local.died(request);
     }
 
     /// A request's time is up.

@@ -9,7 +9,7 @@ use tollgate_core::wire::{AdmitAnswer, AdmitRequest, Admitted, DecisionAnswer, D
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallId {
     pub proxy: usize,
-    /// Which process of that proxy.
+    /// Which virtual machine of that worker.
     pub life: u64,
     pub worker: usize,
     /// Which configuration at work on the worker.

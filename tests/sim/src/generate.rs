@@ -24,7 +24,7 @@ pub fn scenario(seed: u64) -> Scenario {
     let timeout = Micros::from_millis(random.pick(&[5, 20, 50, 100]));
     let configs = policies::configs(timeout, random);
     let link = if calm { calm_link(timeout, random) } else { link(random) };
-    let mut faults = if calm { Vec::new() } else { faults(span, proxies, endpoints, random) };
+    let mut faults = if calm { Vec::new() } else { faults(span, (proxies, workers, endpoints), random) };
     for proxy in 0..proxies {
         for config in 1..configs.len() {
             faults.push((moment(span, random), Fault::Configure { proxy, config }));
@@ -78,15 +78,15 @@ fn link(random: &mut Random) -> Link {
     }
 }
 
-fn faults(span: Micros, proxies: usize, endpoints: usize, random: &mut Random) -> Vec<(Micros, Fault)> {
+fn faults(span: Micros, parts: (usize, usize, usize), random: &mut Random) -> Vec<(Micros, Fault)> {
     let count = random.below(8);
-    (0..count).map(|_| (moment(span, random), fault(span, proxies, endpoints, random))).collect()
+    (0..count).map(|_| (moment(span, random), fault(span, parts, random))).collect()
 }
 
-fn fault(span: Micros, proxies: usize, endpoints: usize, random: &mut Random) -> Fault {
+fn fault(span: Micros, (proxies, workers, endpoints): (usize, usize, usize), random: &mut Random) -> Fault {
     let lasts = Micros::from_millis(random.pick(&[1, 20, 200, 2_000, 10_000])).min(span);
     let (proxy, endpoint) = (random.index(proxies), random.index(endpoints));
-    match random.below(9) {
+    match random.below(10) {
         0 => Fault::ProxyRestarts { proxy, down: lasts },
         1 => Fault::EndpointRestarts { endpoint, down: lasts },
         2 => Fault::StoreRestarts { down: lasts, keeps: random.once_in(2) },
@@ -104,6 +104,7 @@ fn fault(span: Micros, proxies: usize, endpoints: usize, random: &mut Random) ->
             };
             Fault::Partition { one, other, lasts }
         }
+        8 => Fault::WorkerRestarts { proxy, worker: random.index(workers) },
         _ => Fault::Storm { link: Link { loss: random.pick(&[0, 300, 900]), ..link(random) }, lasts },
     }
 }

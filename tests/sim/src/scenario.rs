@@ -53,6 +53,8 @@ pub struct Request {
 pub enum Fault {
     /// The proxy dies with all that it holds, and another starts in its place.
     ProxyRestarts { proxy: usize, down: Micros },
+    /// A worker's virtual machine dies and another starts at once. What the proxy shares stays.
+    WorkerRestarts { proxy: usize, worker: usize },
     /// An endpoint dies with the calls that it has, and starts again.
     EndpointRestarts { endpoint: usize, down: Micros },
     /// The store is away. Without `keeps` it comes back empty.
@@ -79,7 +81,11 @@ impl Fault {
             | Self::EndpointRestarts { down, .. }
             | Self::StoreRestarts { down, .. } => *down,
             Self::Partition { lasts, .. } | Self::Storm { lasts, .. } => *lasts,
-            Self::Flush | Self::Failover { .. } | Self::ClockStep { .. } | Self::Configure { .. } => Micros::ZERO,
+            Self::WorkerRestarts { .. }
+            | Self::Flush
+            | Self::Failover { .. }
+            | Self::ClockStep { .. }
+            | Self::Configure { .. } => Micros::ZERO,
         }
     }
 }
@@ -120,6 +126,7 @@ impl Display for Fault {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::ProxyRestarts { proxy, down } => write!(f, "proxy {proxy} dies, and is back in {down}"),
+            Self::WorkerRestarts { proxy, worker } => write!(f, "worker {proxy}.{worker} dies, and another starts"),
             Self::EndpointRestarts { endpoint, down } => write!(f, "endpoint {endpoint} dies, and is back in {down}"),
             Self::StoreRestarts { down, keeps: true } => write!(f, "the store is away for {down}"),
             Self::StoreRestarts { down, keeps: false } => write!(f, "the store dies, and is back empty in {down}"),

@@ -142,6 +142,7 @@ fn is_whole(scenario: &Scenario) -> bool {
     };
     scenario.faults.iter().all(|(_, fault)| match fault {
         Fault::ProxyRestarts { proxy, .. } | Fault::Configure { proxy, .. } => *proxy < scenario.proxies,
+        Fault::WorkerRestarts { proxy, worker } => *proxy < scenario.proxies && *worker < scenario.workers,
         Fault::EndpointRestarts { endpoint, .. } => *endpoint < scenario.endpoints,
         Fault::Partition { one, other, .. } => is_there(one) && is_there(other),
         _ => true,

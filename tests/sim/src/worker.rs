@@ -104,6 +104,8 @@ pub struct Worker {
     jobs: VecDeque<Job>,
     /// Configurations at work: the last takes requests, those before it finish theirs.
     sites: Vec<Site>,
+    /// Which virtual machine this is, of all that the proxies have had.
+    pub life: u64,
     /// A turn of it is due.
     pub is_awake: bool,
     pub is_ticking: bool,
@@ -113,10 +115,10 @@ pub struct Worker {
 
 impl Worker {
     /// With `ids`, decisions are named by it and their request, and so made once however often they arrive.
-    pub fn new(config: usize, set: Rc<PolicySet>, ids: Option<String>, sabotage: Option<Sabotage>) -> Self {
+    pub fn new(life: u64, config: usize, set: Rc<PolicySet>, ids: Option<String>, sabotage: Option<Sabotage>) -> Self {
         let sites = vec![Site::new(config, set, ids.clone(), sabotage)];
         let (inbox, jobs) = Default::default();
-        Self { inbox, jobs, sites, ids, is_awake: false, is_ticking: false, sabotage }
+        Self { inbox, jobs, sites, ids, life, is_awake: false, is_ticking: false, sabotage }
     }
 
     pub fn push(&mut self, input: Input) {

@@ -109,6 +109,14 @@ impl Local {
         }
     }
 
+    /// A request will never be decided. What it has taken stays taken, which is the safe side.
+    pub fn died(&mut self, request: u64) {
+        let takes = self.buckets.values_mut().flat_map(|bucket| &mut bucket.takes);
+        for take in takes.filter(|take| take.request == request) {
+            take.is_spent.get_or_insert(false);
+        }
+    }
+
     /// A request is decided. Every take before which none is undecided can be checked.
     fn settle(&mut self, charge: &Charge, policy: &Policy, request: u64, is_spent: bool, owner: &Owner) -> Found {
         let Some((_, sharing)) = bucket(charge, policy) else { return Ok(()) };

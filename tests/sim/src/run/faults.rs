@@ -26,6 +26,7 @@ impl Run<'_> {
                 self.kill(proxy);
                 self.queue.push(until, Event::Restart(Restart::Proxy { proxy, life }));
             }
+            Fault::WorkerRestarts { proxy, worker } => self.replace(proxy, worker),
             Fault::EndpointRestarts { endpoint, .. } => {
                 for call in self.endpoints[endpoint].die() {
                     self.end(endpoint, call, Err(FailCause::Refused));

@@ -28,10 +28,34 @@ impl Run<'_> {
         // A monotonic clock begins anywhere.
         let reading =
             Micros::from_secs(Random::of(self.scenario.seed, &[7, life, ppm.unsigned_abs().into()]).below(1000));
-        let ids = self.scenario.ids.then(|| format!("{}.{life}", self.scenario.seed));
-        let worker = |_| Worker::new(config, Rc::clone(&self.sets[config]), ids.clone(), self.sabotage);
-        let workers = (0..self.scenario.workers).map(worker).collect();
+        let workers =
+            (0..self.scenario.workers).map(|worker| self.worker(life << 16 | worker as u64, config)).collect();
         Proxy::new(Clock::new(self.now, reading, ppm), life, config, workers, self.sabotage)
+    }
+
+    fn worker(&self, life: u64, config: usize) -> Worker {
+        let ids = self.scenario.ids.then(|| self.scenario.seed.to_string());
+        Worker::new(life, config, Rc::clone(&self.sets[config]), ids, self.sabotage)
+    }
+
+    /// A worker dies alone, with what waits there.
+    pub(super) fn replace(&mut self, number: usize, worker: usize) {
+        let proxy = &self.proxies[number];
+        if proxy.is_up {
+            let life = proxy.workers[worker].life + (1 << 8);
+            self.proxies[number].workers[worker] = self.worker(life, proxy.config);
+            self.forget(number, Some(worker));
+        }
+    }
+
+    /// Nobody at a worker, or in a whole proxy, is owed an answer any more.
+    fn forget(&mut self, proxy: usize, worker: Option<usize>) {
+        for number in 0..self.scenario.requests.len() + self.scenario.probes.len() {
+            let request = self.scenario.request(number);
+            if request.proxy == proxy && worker.is_none_or(|worker| request.worker == worker) {
+                self.checks.died(number as u64);
+            }
+        }
     }
 
     pub(super) fn come(&mut self, number: usize) {
@@ -76,13 +100,13 @@ impl Run<'_> {
         {
             let names = [1, self.now.count(), proxy as u64, worker as u64];
             let soon = Micros::new(Random::of(self.scenario.seed, &names).between(1, 9));
-            self.queue.push(self.now.plus(soon), Event::Turn { proxy, life: there.life, worker });
+            self.queue.push(self.now.plus(soon), Event::Turn { proxy, life: there.workers[worker].life, worker });
         }
     }
 
     pub(super) fn turn(&mut self, number: usize, life: u64, worker: usize) {
         let proxy = &mut self.proxies[number];
-        if proxy.life != life || !proxy.is_up {
+        if proxy.workers[worker].life != life || !proxy.is_up {
             return;
         }
         let (mut effects, now) = (Vec::new(), proxy.clock.at(self.now));
@@ -93,7 +117,7 @@ impl Run<'_> {
             let next = self.now.plus(proxy.clock.wait(TICK));
             self.queue.push(next, Event::Tick { proxy: number, life, worker });
         }
-        let owner = Owner { proxy: number, life, worker, now };
+        let owner = Owner { proxy: number, life: proxy.life, worker, now };
         for effect in effects {
             match effect {
                 Effect::Call { site, token, requests, body, timeout } => {
@@ -113,7 +137,7 @@ impl Run<'_> {
 
     pub(super) fn tick(&mut self, number: usize, life: u64, worker: usize) {
         let proxy = &mut self.proxies[number];
-        if proxy.life != life || !proxy.is_up {
+        if proxy.workers[worker].life != life || !proxy.is_up {
             return;
         }
         let at_work = &mut proxy.workers[worker];
@@ -173,7 +197,7 @@ impl Run<'_> {
     /// A call has ended for the host; what comes of it later is dropped.
     pub(super) fn ended(&mut self, call: CallId, body: Result<Vec<u8>, FailCause>) {
         let proxy = &mut self.proxies[call.proxy];
-        if proxy.life != call.life || !proxy.is_up {
+        if proxy.workers[call.worker].life != call.life || !proxy.is_up {
             return;
         }
         if !proxy.workers[call.worker].is_out(call) {
@@ -195,10 +219,6 @@ impl Run<'_> {
     pub(super) fn kill(&mut self, number: usize) {
         let proxy = &mut self.proxies[number];
         proxy.is_up = false;
-        for request in 0..self.scenario.requests.len() + self.scenario.probes.len() {
-            if self.scenario.request(request).proxy == number {
-                self.checks.died(request as u64);
-            }
-        }
+        self.forget(number, None);
     }
 }
