@@ -54,7 +54,7 @@ struct Claim {
 pub(crate) fn read(set: SetId, now: Micros) -> Option<(Vec<u8>, u32)> {
     match (set.table, set.sharing) {
         (Table::Leases, Sharing::Worker) => {
-            LEASES.with_borrow(|leases| leases.get(place(set)).map(|bytes| (bytes.clone(), 0)))
+            LEASES.try_with(|leases| leases.borrow().get(place(set)).map(|bytes| (bytes.clone(), 0))).ok().flatten()
         }
         _ => host::shared_data(&name(set, now)),
     }
@@ -64,15 +64,16 @@ pub(crate) fn read(set: SetId, now: Micros) -> Option<(Vec<u8>, u32)> {
 pub(crate) fn write(set: SetId, bytes: Vec<u8>, version: Option<u32>, now: Micros) -> bool {
     match (set.table, set.sharing) {
         (Table::Leases, Sharing::Worker) => {
-            LEASES.with_borrow_mut(|leases| {
+            let write = |leases: &RefCell<Vec<Vec<u8>>>| {
+                let mut leases = leases.borrow_mut();
                 if leases.is_empty() {
                     leases.resize(place(SetId { index: SETS, ..set }), Vec::new());
                 }
                 if let Some(place) = leases.get_mut(place(set)) {
                     *place = bytes;
                 }
-            });
-            true
+            };
+            LEASES.try_with(write).is_ok()
         }
         _ => write_name(&name(set, now), &bytes, version),
     }

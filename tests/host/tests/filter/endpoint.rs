@@ -3,12 +3,12 @@
 use crate::random::Random;
 use crate::world::{Answer, Headers};
 use std::collections::HashMap;
+use tollgate_core::admit::{self, Stored};
 use tollgate_core::key::Digest;
-use tollgate_core::limit::{State, Verdict};
-use tollgate_core::units::{Micros, Tokens};
-use tollgate_core::wire::{
-    AdmitAnswer, AdmitRequest, Admitted, DecisionAnswer, DecisionRequest, Denial, Denied, Failure, MAX_BODY,
-};
+use tollgate_core::lease::LeaseRecord;
+use tollgate_core::limit::State;
+use tollgate_core::units::Micros;
+use tollgate_core::wire::{AdmitAnswer, AdmitRequest, Admitted, DecisionAnswer, DecisionRequest, Failure, MAX_BODY};
 
 /// The policy that each request of a marked run is charged by alone, so that its decisions can be told apart.
 pub const MARK: &str = "mark";
@@ -36,7 +36,9 @@ pub enum Weather {
 pub struct Endpoint {
     pub weather: Weather,
     buckets: HashMap<(String, Digest), State>,
-    /// Units charged, by policy and key.
+    /// What lessees have, by the bucket.
+    records: HashMap<(String, Digest, Digest), LeaseRecord>,
+    /// Units charged and lent, by policy and key.
     pub charged: HashMap<(String, Digest), u64>,
 }
 
@@ -48,7 +50,7 @@ type Fate = (Option<u64>, Answer, Vec<(Digest, bool)>);
 
 impl Endpoint {
     pub fn new(weather: Weather) -> Self {
-        Self { weather, buckets: HashMap::new(), charged: HashMap::new() }
+        Self { weather, buckets: HashMap::new(), records: HashMap::new(), charged: HashMap::new() }
     }
 
     /// What a call that is sent now will meet; `None` when it cannot be sent.
@@ -126,7 +128,7 @@ impl Endpoint {
                     1 => DecisionAnswer::Failed(Failure::UnknownTimeZone),
                     2 => DecisionAnswer::Admitted(Vec::new()),
                     3 => DecisionAnswer::Denied(Vec::new()),
-                    _ => DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }; 70]),
+                    _ => DecisionAnswer::Admitted(vec![Admitted { remaining: 1, lease: None }; 70]),
                 };
                 (Some(soon), answer(request.decisions.iter().map(failed).collect()), Vec::new())
             }
@@ -151,38 +153,33 @@ impl Endpoint {
     }
 
     fn decide_one(&mut self, decision: &DecisionRequest, now: u64) -> DecisionAnswer {
-        let at = Micros::new(now);
-        let mut looked_at: Vec<(State, Verdict)> = Vec::new();
-        for charge in &decision.charges {
-            let stored = self.buckets.get(&(charge.policy.clone(), charge.key));
-            let Some(state) = charge.limit.advance(stored, at) else {
-                return DecisionAnswer::Failed(Failure::StoreError);
-            };
-            let verdict = charge.limit.check(&state, charge.cost.0, at);
-            looked_at.push((state, verdict));
-        }
-        let admits = looked_at.iter().all(|(_, verdict)| *verdict == Verdict::Admit);
-        let charges = decision.charges.iter().zip(looked_at);
-        if !admits {
-            let denied = charges.map(|(charge, (state, verdict))| Denied {
-                remaining: charge.limit.remaining(&state, at),
-                denied: match verdict {
-                    Verdict::Admit => None,
-                    Verdict::Wait(wait) => Some(Denial::WaitUs(wait.count())),
-                    Verdict::Never => Some(Denial::OverCapacity),
-                },
-            });
-            return DecisionAnswer::Denied(denied.collect());
-        }
-        let admitted = charges.map(|(charge, (mut state, _))| {
-            let (name, cost): (_, Tokens) = ((charge.policy.clone(), charge.key), charge.cost.0);
-            charge.limit.spend(&mut state, cost, at);
-            let remaining = charge.limit.remaining(&state, at);
-            self.buckets.insert(name.clone(), state);
-            *self.charged.entry(name).or_default() += cost.count();
-            Admitted { remaining }
+        let name = |policy: &str, key| (policy.to_owned(), key);
+        let stored = decision.charges.iter().map(|charge| Stored {
+            state: self.buckets.get(&name(&charge.policy, charge.key)).cloned(),
+            record: charge
+                .lease
+                .and_then(|call| self.records.get(&(charge.policy.clone(), charge.key, call.lessee)).copied()),
         });
-        DecisionAnswer::Admitted(admitted.collect())
+        let stored: Vec<Stored> = stored.collect();
+        let Some(decided) = admit::decide(&decision.charges, &stored, None, Micros::new(now)) else {
+            return DecisionAnswer::Failed(Failure::StoreError);
+        };
+        let is_admitted = matches!(decided.answer, DecisionAnswer::Admitted(_));
+        for (charge, kept) in decision.charges.iter().zip(decided.kept) {
+            let bucket = name(&charge.policy, charge.key);
+            let charged = self.charged.entry(bucket.clone()).or_default();
+            *charged += charge.cost.filter(|_| is_admitted).map_or(0, |cost| cost.0.count());
+            if let Some((state, _)) = kept.state {
+                self.buckets.insert(bucket, state);
+            }
+            if let Some((call, record)) = charge.lease.zip(kept.record) {
+                let before = self.records.insert((charge.policy.clone(), charge.key, call.lessee), record);
+                if before != Some(record) {
+                    *charged += record.granted;
+                }
+            }
+        }
+        decided.answer
     }
 }
 

@@ -101,6 +101,7 @@ fn statuses(seed: u64, policies: Policies, shadow: bool) -> Vec<String> {
 fn shadow(seed: u64) {
     let mut chance = Random::new(seed);
     let policies = Policies::random(&mut chance);
+    let policies = policies.exact();
     let with = policies.with_shadows(&mut chance);
     let (without, with) = (statuses(seed, policies, false), statuses(seed, with, true));
     for (number, (without, with)) in without.iter().zip(&with).enumerate() {

@@ -45,6 +45,18 @@ impl Policies {
         Self { list, frozen: false, changes_key: false }
     }
 
+    /// The same without leases: what these have left depends on when they are renewed.
+    pub fn exact(&self) -> Self {
+        let mut exact = self.clone();
+        for policy in &mut exact.list {
+            if let Some(fields) = policy.as_object_mut().filter(|policy| policy.contains_key("mode")) {
+                fields.remove("mode");
+                fields.remove("sharing");
+            }
+        }
+        exact
+    }
+
     /// The same with some more, which are in shadow.
     pub fn with_shadows(&self, chance: &mut Random) -> Self {
         let mut more = self.clone();
@@ -127,8 +139,13 @@ fn policy(chance: &mut Random, name: &str, frozen: bool, enforce: Option<&str>) 
             _ => bucket(chance, frozen),
         };
         policy["on_failure"] = fail_mode(chance, frozen);
+        if policy["limit"]["token_bucket"].is_object() && chance.once_in(2) {
+            policy["mode"] = json!("leased");
+            policy["sharing"] = chance.pick(&[json!("proxy"), json!("worker")]);
+            policy["limit"]["token_bucket"]["capacity"] = json!(chance.pick(&[4, 20, 100, 400]));
+        }
     }
-    if chance.once_in(12) {
+    if chance.once_in(12) && policy["mode"] != "leased" {
         policy["limit"] = json!(chance.pick(&["unlimited", "deny"]));
     }
     if key != json!([]) {

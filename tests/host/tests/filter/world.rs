@@ -7,6 +7,7 @@ use crate::endpoint::Endpoint;
 use crate::random::Random;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use tollgate_core::key::Digest;
+use tollgate_core::lease;
 use tollgate_core::slots::{FORMAT, SETS};
 
 pub const OK: u32 = 0;
@@ -464,6 +465,7 @@ fn is_known_name(name: &str) -> bool {
     match name.split('.').collect::<Vec<_>>()[..] {
         ["tollgate", "breaker" | "breaker_behind", "tollgate"] => true,
         ["tollgate", known, "proxy", set] => known == format && number(set, SETS),
+        ["tollgate", known, "leases", set] => known == lease::FORMAT.to_string() && number(set, SETS),
         ["tollgate", known, "worker", worker, set] => known == format && number(worker, 1024) && number(set, SETS),
         ["tollgate", known, "claim", worker] => known == format && number(worker, 1024),
         _ => false,
