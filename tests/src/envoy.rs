@@ -20,6 +20,8 @@ pub struct Envoy {
 pub struct EnvoyBuilder {
     /// `None` leaves the filter out.
     policy: Option<Value>,
+    /// `None` is ours.
+    module: Option<PathBuf>,
     /// `None` answers by itself.
     upstream: Option<SocketAddr>,
     upstream_http2: bool,
@@ -51,6 +53,7 @@ impl EnvoyBuilder {
     pub fn benchmark(policy: Option<Value>) -> Self {
         Self {
             policy,
+            module: None,
             upstream: None,
             upstream_http2: false,
             endpoint: None,
@@ -78,6 +81,12 @@ impl EnvoyBuilder {
     /// Another name for the cluster of the endpoint, which then speaks HTTP/2.
     pub fn http2_cluster(mut self, name: &'static str) -> Self {
         self.cluster = name;
+        self
+    }
+
+    /// Another module in the place of ours.
+    pub fn module(mut self, module: PathBuf) -> Self {
+        self.module = Some(module);
         self
     }
 
@@ -261,7 +270,7 @@ impl EnvoyBuilder {
                 "allow_on_headers_stop_iteration": self.stop_iteration,
                 "vm_config": {
                     "vm_id": "tollgate", "runtime": "envoy.wasm.runtime.v8",
-                    "code": {"local": {"filename": tool("TOLLGATE_WASM")}},
+                    "code": {"local": {"filename": self.module.clone().unwrap_or_else(|| tool("TOLLGATE_WASM"))}},
                     "environment_variables": {"host_env_keys": ["TOLLGATE_HASH_KEY"]},
                 },
                 "configuration": configuration,

@@ -654,8 +654,8 @@ impl Worker {
 
     /// Runs a decision as far as it goes without the endpoint: to its outcome, or to `None` when it asks.
     fn advance(&self, decision: &mut Decision) -> Option<Outcome> {
+        let now = host::now();
         loop {
-            let now = host::now();
             match decision.step(&self.set, now) {
                 Step::Read(set) => {
                     let stored = tables::read(set, now);

@@ -6,12 +6,15 @@
 use serde_json::{Value, json};
 use std::time::Duration;
 use tollgate_tests::load::{Requests, busy};
-use tollgate_tests::{Endpoint, EnvoyBuilder, Redis, config, global, local};
+use tollgate_tests::{Endpoint, EnvoyBuilder, Redis, config, global, local, tool};
 
 const WARM_UP: Duration = Duration::from_millis(500);
 const MEASURED: Duration = Duration::from_secs(4);
 const PLENTY: u64 = 999_999_999_999;
 const CALLERS: usize = 64;
+
+/// The module that this row has in the place of ours.
+const NOTHING: &str = "a filter that does nothing";
 
 /// The upstream's body.
 const EXPECTED: &str = "benchmarked";
@@ -44,6 +47,7 @@ async fn main() {
     leased["policies"][0]["mode"] = json!("leased");
     let rows = [
         ("no filter", None, memory.address),
+        (NOTHING, Some(local.clone()), memory.address),
         ("filter, exempt route", Some(exempt), memory.address),
         ("one local policy", Some(local), memory.address),
         ("the same, no fields", Some(silent), memory.address),
@@ -55,17 +59,28 @@ async fn main() {
     let requests: Requests = (0..CALLERS)
         .map(|number| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-api-key: caller-{number}\r\n\r\n").into_bytes())
         .collect();
-    println!("{:26} {:>11} {:>9} {:>9} {:>9} {:>6}", "", "connections", "req/s", "p50 µs", "p99 µs", "ratio");
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let is_wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    println!("The ratios are to no filter, and to a filter that does nothing. Words name the rows to measure.");
+    println!("{:26} {:>11} {:>9} {:>9} {:>9} {:>6} {:>6}", "", "connections", "req/s", "p50 µs", "p99 µs", "", "");
     for connections in [1, 16, 64] {
-        let mut base = None;
-        for (name, policy, endpoint) in &rows {
-            let envoy = EnvoyBuilder::benchmark(policy.clone()).endpoint(*endpoint).workers(1).start().await;
+        let (mut base, mut nothing) = (None, f64::INFINITY);
+        for (name, policy, endpoint) in rows.iter().filter(|(name, ..)| is_wanted(name)) {
+            let mut envoy = EnvoyBuilder::benchmark(policy.clone()).endpoint(*endpoint).workers(1);
+            if *name == NOTHING {
+                envoy = envoy.module(tool("NOTHING_WASM"));
+            }
+            let envoy = envoy.start().await;
             busy(envoy.address, connections, WARM_UP, &requests, EXPECTED).await;
             let answers = busy(envoy.address, connections, MEASURED, &requests, EXPECTED).await;
             let rate = answers.rate();
             let base = *base.get_or_insert(rate);
+            if *name == NOTHING {
+                nothing = rate;
+            }
             let [p50, p99] = [50.0, 99.0].map(|percent| answers.percentile(percent).as_micros());
-            println!("{name:26} {connections:>11} {rate:>9.0} {p50:>9} {p99:>9} {:>6.2}", rate / base);
+            let (ratio, of_nothing) = (rate / base, rate / nothing);
+            println!("{name:26} {connections:>11} {rate:>9.0} {p50:>9} {p99:>9} {ratio:>6.2} {of_nothing:>6.2}");
         }
     }
 }
