@@ -1,4 +1,6 @@
 #![allow(clippy::arithmetic_side_effects)]
+mod leases;
+
 use super::*;
 use crate::facts::tests::Request;
 use crate::policy::Sharing;
