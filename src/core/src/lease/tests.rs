@@ -292,4 +292,36 @@ mod properties {
     }
 
     use std::mem::take;
+
+    proptest! {
+        /// Shared data may hold anything that looks like leases.
+        #[test]
+        fn no_numbers_in_a_set_of_leases_harm(
+            numbers in prop::collection::vec(prop_oneof![Just(0), Just(u64::MAX), 0u64..100, any::<u64>()], 22 * 4),
+            now in prop_oneof![0u64..100, any::<u64>()],
+            cost in prop_oneof![1u64..10, any::<u64>()],
+            hold in any::<bool>(),
+        ) {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            let now = Micros::new(now);
+            let mut set = LeaseSet::decode(&bytes).unwrap();
+            prop_assert_eq!(LeaseSet::decode(&set.encode()).unwrap().encode(), set.encode());
+            let key = Digest::from_bytes(bytes[..16].try_into().unwrap());
+            for _ in 0..3 {
+                let (held, call) = match set.find(key, cost, now) {
+                    Found::There { .. } => set.take(key, cost, hold, now),
+                    _ => (None, set.miss(key, cost, false, key, now)),
+                };
+                if let Some(held) = held {
+                    set.settle(key, held, cost, true, now);
+                }
+                let answer = call.map(|call| LeaseAnswer { seq: call.seq, units: cost });
+                let call = call.map(|call| (call, answer));
+                set.told(key, &LeaseNews { left: Some(cost), denied: Some((cost, now)), call }, now);
+                set.give_back(key, now);
+                let _ = set.is_lent(key, now);
+                set.take_expired();
+            }
+        }
+    }
 }
