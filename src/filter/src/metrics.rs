@@ -73,7 +73,7 @@ impl Metrics {
             exhausted: counter("local.cas_exhausted"),
             malformed: counter("local.malformed"),
             overflow: counter("local.overflow"),
-            lease_expired: counter("lease.expired_units"),
+            lease_expired: counter("lease_expired_units"),
             client_left: counter("client_left"),
             cost_made_up: counter("cost.made_up"),
             call: Metric::new(Kind::Histogram, "call_us"),
@@ -234,6 +234,9 @@ impl PolicyMetrics {
         let counter = |name: &str| counter(&format!("policy.{}.{name}", policy.name));
         let when = |can: bool, name: &str| if can { counter(name) } else { Metric(None) };
         let is_leased = matches!(policy.scope, Scope::Global { mode: Mode::Leased(_), .. });
+        let lease = |result: &str| {
+            if is_leased { self::counter(&format!("lease.{}.{result}", policy.name)) } else { Metric(None) }
+        };
         let can_be_shadow = policy.enforce != Enforcement::On;
         let parts =
             Part::ALL.into_iter().filter(|part| policy.enforce != Enforcement::Shadow && part.can_be_of(policy));
@@ -244,10 +247,10 @@ impl PolicyMetrics {
             shadow_allowed: when(can_be_shadow, "shadow_allowed"),
             shadow_denied: when(can_be_shadow, "shadow_denied"),
             shadow_failed: when(can_be_shadow, "shadow_failed"),
-            lease_hit: when(is_leased, "lease_hit"),
-            lease_miss: when(is_leased, "lease_miss"),
-            lease_denied: when(is_leased, "lease_denied"),
-            lease_calls: when(is_leased, "lease_calls"),
+            lease_hit: lease("hit"),
+            lease_miss: lease("miss"),
+            lease_denied: lease("denied"),
+            lease_calls: lease("call"),
         }
     }
 }

@@ -127,7 +127,9 @@ async fn the_shipped_bootstrap_gives_the_metrics_labels() {
     let fields = json!({"stats_config": demo["stats_config"]});
     let upstream = Upstream::start().await;
     // Names may have dots, and be those of outcomes.
-    let mut policy = config(&[local("a.b", 2, NEVER), global("denied", 9, NEVER, json!("open"))]);
+    let mut lent = global("lent.hit", 9, NEVER, json!("open"));
+    lent["mode"] = json!("leased");
+    let mut policy = config(&[local("a.b", 2, NEVER), global("denied", 9, NEVER, json!("open")), lent]);
     policy["routes"] = json!([{"name": "v1.allowed", "path": "/x"}]);
     let mut envoy = EnvoyBuilder::new(policy, upstream.address).bootstrap_fields(fields).start().await;
     let client = envoy.client();
@@ -146,6 +148,7 @@ async fn the_shipped_bootstrap_gives_the_metrics_labels() {
         r#"tollgate_identity{identity="credential",result="missing"} 1"#,
         r#"tollgate_failure{cause="no_host"} 2"#,
         r#"tollgate_version{version="test"} 1"#,
+        r#"tollgate_lease{policy="lent.hit",result="miss"} 2"#,
     ] {
         // The labels come in no fixed order.
         let (series, count) = line.rsplit_once(' ').expect("a count");
