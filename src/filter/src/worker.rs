@@ -286,8 +286,10 @@ impl Worker {
         let sent = |name| host::header(Map::Response, name);
         // An upstream that limits by itself knows what it says. What a shared cache keeps would be told to others
         // (RFC 9111 §3.5); its directives may be in several lines, which the property has all.
+        // The property costs several times what the header does, which most responses lack.
+        let directives = || sent("cache-control").and_then(|_| host::property("response\0headers\0cache-control"));
         let is_left_alone = sent(":status").as_deref() == Some(b"429")
-            || host::property("response\0headers\0cache-control").is_some_and(|value| is_shared(&value))
+            || directives().is_some_and(|value| is_shared(&value))
             || (!self.set.responses.replace_upstream && headers.iter().any(|(name, _)| sent(name).is_some()));
         !is_left_alone
     }
