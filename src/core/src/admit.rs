@@ -30,6 +30,10 @@ pub struct Kept {
     pub state: Option<(State, Micros)>,
     /// What to keep of the lessee, for two [lives of a lease](crate::lease::LEASE_LIFE).
     pub record: Option<LeaseRecord>,
+    /// What became of its report, for who counts.
+    pub settled: Option<Settled>,
+    /// Whether anything of it was lent when the cost was checked.
+    pub is_lent: bool,
 }
 
 /// One charge, looked at.
@@ -38,6 +42,7 @@ struct Step<'a> {
     state: State,
     verdict: Verdict,
     settled: Option<Settled>,
+    is_lent: bool,
     is_to_be_stored: bool,
 }
 
@@ -71,7 +76,8 @@ pub fn decide(
             denied.push(Denied { remaining, denied: denial(step.verdict), lease });
         }
         let full_at = step.charge.limit.full_at(&step.state, now);
-        kept.push(Kept { state: step.is_to_be_stored.then_some((step.state, full_at)), record });
+        let Step { state, settled, is_lent, is_to_be_stored, .. } = step;
+        kept.push(Kept { state: is_to_be_stored.then_some((state, full_at)), record, settled, is_lent });
     }
     let answer = if is_admitted { DecisionAnswer::Admitted(admitted) } else { DecisionAnswer::Denied(denied) };
     Some(Decided { answer, kept })
@@ -93,8 +99,9 @@ impl<'a> Step<'a> {
             _ => None,
         };
         let verdict = charge.cost.map_or(Verdict::Admit, |cost| charge.limit.check(&state, cost.0, now));
+        let is_lent = matches!(&state, State::TokenBucket(balance) if balance.lent.total() > 0);
         let is_to_be_stored = mended || matches!(settled, Some(Settled::New { .. }));
-        Some(Self { charge, state, verdict, settled, is_to_be_stored })
+        Some(Self { charge, state, verdict, settled, is_lent, is_to_be_stored })
     }
 
     /// Lends, whether or not the request is admitted: that spends nothing.

@@ -66,6 +66,8 @@ pub enum Settled {
     New {
         /// What the lessee keeps, of what it was lent before.
         kept: u64,
+        /// What came back to the bucket.
+        returned: u64,
     },
     /// It came before: there is nothing to do but to say the same again.
     Again(LeaseRecord),
@@ -76,7 +78,7 @@ pub enum Settled {
 impl TokenBucket {
     /// Takes in a lessee's report. The balance is [advanced](crate::limit::Algorithm::advance).
     pub fn settle(&self, balance: &mut Balance, record: Option<LeaseRecord>, call: &LeaseCall) -> Settled {
-        let Some(record) = record else { return Settled::New { kept: 0 } };
+        let Some(record) = record else { return Settled::New { kept: 0, returned: 0 } };
         if record.seq >= call.seq {
             return if record.seq == call.seq { Settled::Again(record) } else { Settled::Late };
         }
@@ -86,17 +88,17 @@ impl TokenBucket {
         let unheard = if call.acked < record.seq { record.granted.min(counted) } else { 0 };
         let heard = counted.saturating_sub(unheard);
         let kept = call.kept.min(heard);
-        let returned = call.returned.min(heard.saturating_sub(kept));
+        let returned = call.returned.min(heard.saturating_sub(kept)).saturating_add(unheard);
         balance.lent.take(kept);
-        balance.tokens = balance.tokens.saturating_add(returned).saturating_add(unheard).min(self.room(balance));
-        Settled::New { kept }
+        balance.tokens = balance.tokens.saturating_add(returned).min(self.room(balance));
+        Settled::New { kept, returned }
     }
 
     /// Grants what can be lent now; `None` for a call that came late. What is granted is never more than a quarter of
     /// what is left, and what is lent to all never more than half of the capacity.
     pub fn grant(&self, balance: &mut Balance, settled: Settled, call: &LeaseCall) -> Option<LeaseRecord> {
         let kept = match settled {
-            Settled::New { kept } => kept,
+            Settled::New { kept, .. } => kept,
             Settled::Again(record) => return Some(record),
             Settled::Late => return None,
         };

@@ -54,7 +54,7 @@ pub struct Endpoint {
 
 impl Endpoint {
     pub fn new(store: Store, tokens: Option<BearerTokens>, max_in_flight: usize) -> Self {
-        let metrics = Metrics::new(store.faults());
+        let metrics = Metrics::new(store.faults(), store.leases());
         Self {
             store,
             tokens,

@@ -2,7 +2,7 @@
 //! one, so that a rate is right from the first event, and no caller decides how many there are.
 
 use crate::refusal::Reason;
-use crate::store::Faults;
+use crate::store::{Faults, LeaseCounts};
 use axum::http::StatusCode;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -67,8 +67,8 @@ pub enum Stage {
 }
 
 impl Metrics {
-    /// `faults` is counted by the store.
-    pub fn new(faults: &Faults) -> Self {
+    /// `faults` and `leases` are counted by the store.
+    pub fn new(faults: &Faults, leases: &LeaseCounts) -> Self {
         let mut registry = Registry::with_prefix("tollgate");
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "What runs", Info::new(version));
@@ -83,6 +83,12 @@ impl Metrics {
         let ok = requests.get_or_create_owned(&[("code", StatusCode::OK.as_u16())]);
 
         registry.register("store_errors", "Decisions that the store could not make, by kind", faults.series());
+
+        let leases = leases.series.clone();
+        registry.register("lease_calls", "Calls about a lease, by what became of them", leases.calls);
+        registry.register("lease_units", "Units that were lent, and that came back unspent", leases.units);
+        let help = "Charges that were denied for a time while units of their bucket were lent";
+        registry.register("denied_beside_leases", help, leases.denied);
 
         let refused = Family::<Label<&'static str>, Counter>::default();
         registry.register("refused", "Requests and connections that were not taken, by reason", refused.clone());
@@ -204,7 +210,7 @@ mod tests {
     #[test]
     fn each_decision_is_counted_by_what_became_of_it() {
         let faults = Faults::new();
-        let metrics = Metrics::new(&faults);
+        let metrics = Metrics::new(&faults, &LeaseCounts::new());
         faults.count(FaultKind::Timeout, 2);
         metrics.answered(&AdmitAnswer {
             decisions: vec![
@@ -234,7 +240,7 @@ mod tests {
     #[test]
     fn no_event_adds_a_series() {
         let faults = Faults::new();
-        let metrics = Metrics::new(&faults);
+        let metrics = Metrics::new(&faults, &LeaseCounts::new());
         let series = |metrics: &Metrics| metrics.page(0, 0).unwrap().lines().count();
         let before = series(&metrics);
         metrics.answered(&AdmitAnswer { decisions: vec![DecisionAnswer::Failed(Failure::StoreTimeout)] });

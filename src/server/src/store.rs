@@ -2,10 +2,12 @@
 
 mod breaker;
 mod fault;
+mod leases;
 mod memory;
 mod redis;
 
 pub use self::fault::{FaultKind, Faults};
+pub use self::leases::LeaseCounts;
 pub use self::redis::{Access, Login};
 
 use self::memory::MemoryStore;
@@ -46,15 +48,15 @@ impl StoreUrl {
     ///
     /// `timeout` bounds every call; `keys` bounds the memory store.
     pub fn open(&self, access: &Access, timeout: Duration, keys: usize) -> Result<Store, String> {
-        let faults = Faults::new();
+        let (faults, leases) = (Faults::new(), LeaseCounts::new());
         let kind = match self {
             Self::Memory if !access.is_empty() => {
                 return Err("a login or certificates for Redis are given, but the store is `memory`".into());
             }
-            Self::Memory => Kind::Memory(MemoryStore::new(keys)),
-            Self::Redis(url) => Kind::Redis(RedisStore::open(url, access, timeout, faults.clone())?),
+            Self::Memory => Kind::Memory(MemoryStore::new(keys, leases.clone())),
+            Self::Redis(url) => Kind::Redis(RedisStore::open(url, access, timeout, (faults.clone(), leases.clone()))?),
         };
-        Ok(Store { kind, faults, strange_zones: Throttle::default() })
+        Ok(Store { kind, faults, leases, strange_zones: Throttle::default() })
     }
 }
 
@@ -62,6 +64,7 @@ impl StoreUrl {
 pub struct Store {
     kind: Kind,
     faults: Faults,
+    leases: LeaseCounts,
     strange_zones: Throttle,
 }
 
@@ -128,6 +131,11 @@ impl Store {
     /// How many decisions could not be made, by kind.
     pub fn faults(&self) -> &Faults {
         &self.faults
+    }
+
+    /// What came of its leases.
+    pub fn leases(&self) -> &LeaseCounts {
+        &self.leases
     }
 
     /// How many of the store's breakers are open.

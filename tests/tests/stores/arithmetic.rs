@@ -44,7 +44,7 @@ impl Random {
     }
 
     /// Where a clock stands that was at `now`: on by little or much, still there, or set back.
-    fn clock(&mut self, now: u64) -> u64 {
+    pub fn clock(&mut self, now: u64) -> u64 {
         match self.next() % 8 {
             0 => now - self.upto(200_000_000).min(now),
             1 => (now + self.upto(1 << 40)).min(Micros::MAX.count()),
@@ -54,13 +54,13 @@ impl Random {
     }
 
     /// What a request costs: above the capacity too.
-    fn cost(&mut self, limit: &Limit) -> Tokens {
+    pub fn cost(&mut self, limit: &Limit) -> Tokens {
         let most = if self.next().is_multiple_of(4) { MAX_TOKENS } else { limit.capacity().count() };
         Tokens::new(self.upto(most)).expect("within bounds")
     }
 
     /// A limit of the algorithm with this letter, and its numbers as the script takes them.
-    fn limit(&mut self, letter: char) -> (Limit, [String; 3]) {
+    pub fn limit(&mut self, letter: char) -> (Limit, [String; 3]) {
         let capacity = self.upto(if letter == 'l' { MAX_LOG } else { MAX_TOKENS });
         let tokens = Tokens::new(capacity).expect("within bounds");
         if matches!(letter, 'b' | 'g') {

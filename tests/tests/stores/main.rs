@@ -3,6 +3,7 @@
 mod arithmetic;
 mod at_set_times;
 mod giving_back;
+mod lease_arithmetic;
 
 use jiff::tz::TimeZoneDatabase;
 use jiff::{Timestamp, ToSpan};

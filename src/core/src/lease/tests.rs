@@ -50,7 +50,7 @@ impl Lender {
         let record = lease.and_then(|call| self.records.get(&call.lessee).copied());
         let stored = Stored { state: self.state.clone(), record };
         let decided = decide(&[charge], &[stored], None, now).unwrap();
-        let [Kept { state, record }] = <[Kept; 1]>::try_from(decided.kept).unwrap();
+        let [Kept { state, record, .. }] = <[Kept; 1]>::try_from(decided.kept).unwrap();
         if let Some((state, _)) = state {
             self.state = Some(state);
         }

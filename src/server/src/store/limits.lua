@@ -1,33 +1,42 @@
 -- Several limits, charged all or none, by the server's own clock.
 --
--- KEYS[i]        what is stored of limit i
--- KEYS[last]     one more key than limits: what is remembered of this decision, under its id
+-- KEYS           what is stored of each limit, in order; then, for each charge with a lease call, what is kept of its
+--                lessee; then, where there is an id, what is remembered of the decision under it; then, with any e, the
+--                marker
 -- ARGV[1]        take: charges, if every limit has the units
 --                check: says what take would, and charges nothing
 --                back: undoes a take, by its id; at most what would be there had it never been
--- ARGV[5i-3]     limit i's algorithm: b token bucket, g GCRA, f fixed window, c calendar window, s sliding window,
---                l sliding log
+--                take and check settle leases and lend; back has none
+-- ARGV[5i-3]     limit i's algorithm: b token bucket, e token bucket that is empty where its state was lost, g GCRA,
+--                f fixed window, c calendar window, s sliding window, l sliding log
 -- ARGV[5i-2]     its capacity (burst), 1 to 999999999999; for l at most 1000
--- ARGV[5i-1]     b, g: so many units (1 to 999999999999) come back ...   f, s, l: the window in microseconds
+-- ARGV[5i-1]     b, e, g: so many units (1 to 999999999999) come back ...   f, s, l: the window in microseconds
 --                                            c: "at:at:at:at", where the windows before, at and after the caller's
 --                                            clock begin, and where the last of them ends
 -- ARGV[5i]       ... in so many microseconds, in lowest terms             f, c, s, l: 0
---                b: "period:keep", where a full bucket is kept for so many microseconds all the same
+--                b, e: "period:keep", where a full bucket is kept for so many microseconds all the same
 -- ARGV[5i+1]     the cost, 1 to 999999999999
+--                b, e: "cost:seq:acked:kept:returned:wanted" with a lease call; its cost may be 0
 --                Periods and windows are 1 us to 30 days.
 --
--- Gives three numbers for each limit: 0 (has the units), 1 (will have them) or 2 (never); whole units left; and the
--- microseconds to wait. The charges were made if every first number is 0. A decision that was taken under the same id
--- within REMEMBERED_MS is not taken again. `back` gives nothing.
+-- Gives three numbers for each limit: 0 (has the units), 1 (will have them), 2 (never) or 3 (will have them, and has lent
+-- units); whole units left; and the microseconds to wait. The charges were made if every first number is 0. For a limit
+-- with a lease call, four more: 0 (new), 1 (came before) or 2 (a later one came before); the units that the lessee has
+-- now; and how many were lent now, and came back. A decision that was taken under the same id within REMEMBERED_MS is
+-- not taken again. `back` gives nothing.
 --
 -- What is stored, times in microseconds:
 --   b  "b:tokens:fraction:period:at"          whole units, and fraction/period of the next, at that time
+--      "b:tokens:fraction:period:at:current:previous", with what was lent in the generation of that time, and in the one
+--      before, where that is anything
 --   g  "g:at:fraction:over"                   when all that was spent is earned again, and fraction/over of a microsecond
 --   f  "f:start:spent:window"                 also of c
 --   s  "s:start:current:previous:window"
 --   l  a list of "at:cost"
+--   a lessee: "r:seq:units:granted:generation", of its last call
 --   an id: "i:at", when its charges were made
--- No key means that nothing was spent; a key expires when it would say so.
+--   the marker: "m:at", since when state may be lost; 0: never
+-- No key means that nothing was spent; a key expires when it would say so. The marker alone does not expire.
 --
 -- Numbers are doubles, exact up to 2^53: what could grow beyond that is divided in steps (muldiv). The same arithmetic,
 -- with its reasons, is in tollgate-core.
@@ -58,8 +67,13 @@ local function muldiv(a, b, c)
   return quotient, rest
 end
 
--- The same for any a; beyond 2^53 the quotient is only known to be large.
+-- The same for any a; beyond 2^53 the quotient is only known to be large. Most products are exact as they are, and below
+-- 2^53 no quotient is rounded up to the next whole number.
 local function scale(a, b, c)
+  if a * b < MAX then
+    local quotient = math.floor(a * b / c)
+    return quotient, a * b - quotient * c
+  end
   local times = math.floor(a / c)
   local quotient, rest = muldiv(a - times * c, b, c)
   return times * b + quotient, rest
@@ -94,50 +108,81 @@ end
 -- `back` undoes what was spent at a time that is not after now. A bucket that was short of those units has kept refill
 -- that it would have had no room for, so that much of them does not come back: else they could be spent twice.
 
+-- Made when something is lent, or may have been lost: see make_lender.
+local make_lender, lender
+
 local function make_bucket()
   local bucket = {}
 
-  -- Microseconds until `missing` more units are there, rounded up.
-  local function time_to_gain(limit, state, missing)
+  -- Microseconds from `from` until `missing` more units are there, rounded up.
+  local function time_to_gain(limit, state, missing, from)
     local whole, rest = scale(missing, limit.per, limit.units)
-    return math.min(MAX, whole + math.ceil((rest - state.fraction) / limit.units)) + math.max(0, state.at - now)
+    return math.min(MAX, whole + math.ceil((rest - state.fraction) / limit.units)) + math.max(0, state.at - from)
   end
 
-  function bucket.load(key, limit)
-    local tokens, fraction, period, at = numbers(key, '^b:(%d+):(%d+):(%d+):(%d+)$')
-    if tokens == false then
-      return nil
-    end
-    local state = { tokens = limit.capacity, fraction = 0, at = now }
-    if not tokens then
-      return state, false
-    end
-    state.tokens = tokens
-    if period == limit.per and fraction < period then
-      state.fraction = fraction
-    end
-    if at > now then
-      -- The clock stepped back: nothing is added. A time too far ahead is a fault and is mended.
-      if at - now <= MAX_SKEW then
-        state.at = at
+  -- Moves the state on to `to`, where there is room for so many units. A clock that stepped back adds nothing. A time
+  -- too far ahead is a fault and is mended.
+  local function refill(limit, state, to, room)
+    if state.at > to then
+      if state.at - to > MAX_SKEW then
+        state.at = to
       end
     else
-      local gained, rest = scale(now - at, limit.units, limit.per)
+      local gained, rest = scale(to - state.at, limit.units, limit.per)
       rest = rest + state.fraction
       if rest >= limit.per then
         gained, rest = gained + 1, rest - limit.per
       end
-      state.tokens, state.fraction = tokens + gained, rest
+      state.tokens, state.fraction, state.at = state.tokens + gained, rest, to
     end
-    if state.tokens >= limit.capacity then
-      state.tokens, state.fraction = limit.capacity, 0
+    if state.tokens >= room then
+      state.tokens, state.fraction = room, 0
+    end
+  end
+
+  -- A state has a third and a fourth number where something is lent.
+  function bucket.load(key, limit)
+    local text = redis.call('GET', key)
+    if not text then
+      local state = { tokens = limit.capacity, fraction = 0, at = now }
+      if limit.learns then
+        lender = lender or make_lender()
+        local since = lender.lost_since()
+        if not since then
+          return nil
+        elseif since > 0 then
+          state.tokens, state.at = 0, since
+          refill(limit, state, now, limit.capacity)
+        end
+      end
+      return state, false
+    end
+    local tokens, fraction, period, at, lent = string.match(text, '^b:(%d+):(%d+):(%d+):(%d+)(.*)$')
+    if not tokens then
+      return nil
+    end
+    tokens, fraction, period, at = tonumber(tokens), tonumber(fraction), tonumber(period), tonumber(at)
+    if period ~= limit.per or fraction >= period then
+      fraction = 0
+    end
+    local state = { tokens = tokens, fraction = fraction, at = at }
+    if lent == '' then
+      refill(limit, state, now, limit.capacity)
+    else
+      lender = lender or make_lender()
+      if not lender.refill(limit, state, lent, refill) then
+        return nil
+      end
     end
     return state, state.at < at or state.tokens < tokens
   end
 
   function bucket.wait(limit, state, cost)
     if state.tokens < cost then
-      return math.min(MAX, time_to_gain(limit, state, cost - state.tokens))
+      if state.lent then
+        return lender.wait(limit, state, cost, refill, time_to_gain)
+      end
+      return math.min(MAX, time_to_gain(limit, state, cost - state.tokens, now))
     end
   end
 
@@ -154,8 +199,9 @@ local function make_bucket()
     if refilled < cost then
       state.tokens, state.fraction = state.tokens + cost - refilled - borrow, fraction
     end
-    if state.tokens >= limit.capacity then
-      state.tokens, state.fraction = limit.capacity, 0
+    local room = state.lent and lender.room(limit, state) or limit.capacity
+    if state.tokens >= room then
+      state.tokens, state.fraction = room, 0
     end
   end
 
@@ -164,11 +210,172 @@ local function make_bucket()
   end
 
   function bucket.store(key, limit, state)
-    local full_at = now + time_to_gain(limit, state, limit.capacity - state.tokens)
-    put(key, math.max(full_at, now + limit.keep), 'b:%.0f:%.0f:%.0f:%.0f', state.tokens, state.fraction, limit.per, state.at)
+    local full_at = now
+    if state.tokens < limit.capacity then
+      full_at = now + time_to_gain(limit, state, limit.capacity - state.tokens, now)
+    end
+    if state.lent and state.lent + state.lent_before > 0 then
+      full_at = math.min(MAX, math.max(full_at + lender.lasts(state), now + limit.keep))
+      put(key, full_at, 'b:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f',
+        state.tokens, state.fraction, limit.per, state.at, state.lent, state.lent_before)
+    else
+      full_at = math.min(MAX, math.max(full_at, now + limit.keep))
+      put(key, full_at, 'b:%.0f:%.0f:%.0f:%.0f', state.tokens, state.fraction, limit.per, state.at)
+    end
   end
 
   return bucket
+end
+
+-- What a bucket lends, in generations of LEASE_LIFE, and `lost_since`: since when a bucket is empty of which nothing is
+-- stored; false where the marker is malformed.
+-- First what a bucket does beside what it lends: `refill` reads what is lent and moves the state on to now, with the
+-- bucket's own refill from one generation to the next; nothing where it is malformed. `wait`, `room` and `lasts` are of a
+-- state that has lent.
+-- Then for a charge with a lease call: `call` reads it, and the cost beside it; `load` gives what is kept of the lessee,
+-- nil where that is malformed; `settle` takes in the report and `grant` lends; `store` keeps what was said.
+function make_lender()
+  local LEASE_LIFE = 2000000
+  local lender, lost_since = {}, nil
+
+  -- Not by %, whose rest is not exact for the largest times.
+  local function generation(at)
+    return (at - math.fmod(at, LEASE_LIFE)) / LEASE_LIFE
+  end
+
+  -- 0: never. The marker is the last key: where it is gone, so is the rest.
+  function lender.lost_since()
+    if lost_since == nil then
+      lost_since = numbers(KEYS[#KEYS], '^m:(%d+)$')
+      if lost_since == nil then
+        lost_since = now
+        redis.call('SET', KEYS[#KEYS], string.format('m:%.0f', now))
+      end
+    end
+    return lost_since
+  end
+
+  function lender.room(limit, state)
+    return math.max(0, limit.capacity - state.lent - state.lent_before)
+  end
+
+  function lender.refill(limit, state, text, refill)
+    local lent, before = string.match(text, '^:(%d+):(%d+)$')
+    if not lent then
+      return false
+    end
+    state.lent, state.lent_before = tonumber(lent), tonumber(before)
+    local at, turned, last = state.at, generation(state.at), generation(now)
+    while turned < last and state.lent + state.lent_before > 0 do
+      turned = turned + 1
+      refill(limit, state, turned * LEASE_LIFE, lender.room(limit, state))
+      state.lent, state.lent_before = 0, state.lent
+    end
+    refill(limit, state, now, lender.room(limit, state))
+    if state.at < at then
+      -- The stored time was a fault: when it was lent cannot be told.
+      state.lent, state.lent_before = state.lent + state.lent_before, 0
+    end
+    return true
+  end
+
+  -- Until there is room beside what is lent, or that is forgotten.
+  function lender.wait(limit, state, cost, refill, time_to_gain)
+    local later, at = { tokens = state.tokens, fraction = state.fraction, at = state.at }, now
+    later.lent, later.lent_before = state.lent, state.lent_before
+    while later.lent + later.lent_before > 0 do
+      local there = math.min(MAX, at + time_to_gain(limit, later, cost - later.tokens, at))
+      local turn = math.min(MAX, (generation(math.max(later.at, at)) + 1) * LEASE_LIFE)
+      local room = lender.room(limit, later)
+      if cost <= room and there <= turn then
+        return there - now
+      end
+      refill(limit, later, turn, room)
+      later.lent, later.lent_before, at = 0, later.lent, turn
+      if cost <= later.tokens then
+        return at - now
+      end
+    end
+    return math.min(MAX, at - now + time_to_gain(limit, later, cost - later.tokens, at))
+  end
+
+  -- How long anything is lent, at the most.
+  function lender.lasts(state)
+    return (generation(math.max(state.at, now)) + 2) * LEASE_LIFE - now
+  end
+
+  function lender.call(text)
+    local cost, seq, acked, kept, returned, wanted = string.match(text, '^(%d+):(%d+):(%d+):(%d+):(%d+):(%d+)$')
+    return {
+      cost = tonumber(cost),
+      seq = tonumber(seq),
+      acked = tonumber(acked),
+      kept = tonumber(kept),
+      returned = tonumber(returned),
+      wanted = tonumber(wanted),
+    }
+  end
+
+  function lender.load(key)
+    local seq, units, granted, at = numbers(key, '^r:(%d+):(%d+):(%d+):(%d+)$')
+    if seq == false then
+      return nil
+    end
+    return { key = key, seq = seq or 0, units = units, granted = granted, generation = at }
+  end
+
+  -- Of a lease that is counted in neither generation any more, nothing comes back.
+  local function release(state, lease)
+    local ago = generation(state.at) - lease.generation
+    local place = ago == 0 and 'lent' or (ago == 1 and 'lent_before' or nil)
+    if not place then
+      return 0
+    end
+    local counted = math.min(lease.units, state[place])
+    state[place] = state[place] - counted
+    return counted
+  end
+
+  -- 0: it is new. 1: it came before, and there is nothing to do but to say the same again. 2: a later one came before.
+  function lender.settle(limit, state, lease, call, taken)
+    lease.settled, lease.kept, lease.returned = 0, 0, 0
+    if lease.seq >= call.seq then
+      lease.settled = lease.seq == call.seq and 1 or 2
+      return
+    elseif taken then
+      lease.settled = 2
+      return
+    end
+    state.lent, state.lent_before = state.lent or 0, state.lent_before or 0
+    if lease.seq > 0 then
+      local counted = release(state, lease)
+      -- An answer that never arrived: what it lent has not been spent, and will not be.
+      local unheard = call.acked < lease.seq and math.min(lease.granted, counted) or 0
+      lease.kept = math.min(call.kept, counted - unheard)
+      lease.returned = math.min(call.returned, counted - unheard - lease.kept) + unheard
+      state.lent = state.lent + lease.kept
+      state.tokens = math.min(state.tokens + lease.returned, lender.room(limit, state))
+    end
+  end
+
+  -- No more than a quarter of what is left beside the cost, and to all no more than half of the capacity.
+  function lender.grant(limit, state, lease, call, cost)
+    local most = math.max(0, math.floor(limit.capacity / 2) - state.lent - state.lent_before)
+    local granted = math.min(call.wanted, most, math.floor(math.max(0, state.tokens - cost) / 4))
+    if granted < 2 then
+      granted = 0
+    end
+    state.tokens, state.lent = state.tokens - granted, state.lent + granted
+    lease.seq, lease.units, lease.granted = call.seq, lease.kept + granted, granted
+    lease.generation = generation(state.at)
+  end
+
+  function lender.store(lease)
+    local text = string.format('r:%.0f:%.0f:%.0f:%.0f', lease.seq, lease.units, lease.granted, lease.generation)
+    redis.call('SET', lease.key, text, 'PX', 2 * LEASE_LIFE / 1000)
+  end
+
+  return lender
 end
 
 local function make_gcra()
@@ -499,21 +706,23 @@ local function make_log()
   return log
 end
 
-local make =
-  { b = make_bucket, g = make_gcra, f = make_fixed, c = make_calendar, s = make_sliding, l = make_log }
+local make = {
+  b = make_bucket,
+  e = make_bucket,
+  g = make_gcra,
+  f = make_fixed,
+  c = make_calendar,
+  s = make_sliding,
+  l = make_log,
+}
 local algorithms = {}
 local mode, count = ARGV[1], (#ARGV - 1) / 5
-local id, taken = KEYS[count + 1], nil
-if id then
-  taken = numbers(id, '^i:(%d+)$')
-  if taken == false then
-    return redis.error_reply(MALFORMED)
-  end
-end
+-- How many keys are accounted for.
+local keys = count
 
-local charges, admitted = {}, true
+local charges = {}
 for i = 1, count do
-  local key, letter = KEYS[i], ARGV[5 * i - 3]
+  local letter = ARGV[5 * i - 3]
   local algorithm = algorithms[letter] or make[letter]()
   algorithms[letter] = algorithm
   local limit = {
@@ -522,30 +731,47 @@ for i = 1, count do
     boundaries = ARGV[5 * i - 1],
     per = tonumber(ARGV[5 * i]),
     keep = 0,
+    learns = letter == 'e',
   }
   if not limit.per then
     local per, keep = string.match(ARGV[5 * i], '^(%d+):(%d+)$')
     limit.per, limit.keep = tonumber(per), tonumber(keep)
   end
-  local cost = tonumber(ARGV[5 * i + 1])
-  local state, mended = algorithm.load(key, limit)
+  local state, mended = algorithm.load(KEYS[i], limit)
   if not state then
     return redis.error_reply(mended or MALFORMED)
   end
-  local charge = { algorithm = algorithm, limit = limit, cost = cost, state = state, mended = mended, verdict = 0, wait = 0 }
-  if not taken then
-    if cost > limit.capacity then
-      charge.verdict = 2
-      admitted = false
-    else
-      local wait = algorithm.wait(limit, state, cost)
-      if wait then
-        charge.verdict, charge.wait = 1, wait
-        admitted = false
-      end
+  local charge = {
+    algorithm = algorithm,
+    limit = limit,
+    cost = tonumber(ARGV[5 * i + 1]),
+    state = state,
+    mended = mended,
+    verdict = 0,
+    wait = 0,
+  }
+  if not charge.cost then
+    lender = lender or make_lender()
+    keys = keys + 1
+    charge.call = lender.call(ARGV[5 * i + 1])
+    charge.cost = charge.call.cost
+    charge.lease = lender.load(KEYS[keys])
+    if not charge.lease then
+      return redis.error_reply(MALFORMED)
     end
   end
   charges[i] = charge
+end
+
+local id, taken = KEYS[keys + 1], nil
+if algorithms.e and keys + 1 == #KEYS then
+  id = nil
+end
+if id then
+  taken = numbers(id, '^i:(%d+)$')
+  if taken == false then
+    return redis.error_reply(MALFORMED)
+  end
 end
 
 if mode == 'back' then
@@ -561,18 +787,57 @@ if mode == 'back' then
   return {}
 end
 
+local admitted = true
+for i = 1, count do
+  local charge = charges[i]
+  local limit, state, cost = charge.limit, charge.state, charge.cost
+  if charge.lease then
+    lender.settle(limit, state, charge.lease, charge.call, taken)
+  end
+  if not taken then
+    if cost > limit.capacity then
+      charge.verdict = 2
+      admitted = false
+    else
+      local wait = charge.algorithm.wait(limit, state, cost)
+      if wait then
+        charge.verdict, charge.wait = state.lent and state.lent + state.lent_before > 0 and 3 or 1, wait
+        admitted = false
+      end
+    end
+  end
+end
+
 local spending = mode == 'take' and admitted and not taken
-local reply = {}
-for i, charge in ipairs(charges) do
-  if spending then
-    charge.algorithm.spend(charge.limit, charge.state, charge.cost)
+local reply, length = {}, 0
+for i = 1, count do
+  local charge = charges[i]
+  local algorithm, limit, state, lease = charge.algorithm, charge.limit, charge.state, charge.lease
+  local storing = charge.mended
+  if spending and charge.cost > 0 then
+    algorithm.spend(limit, state, charge.cost)
+    storing = true
   end
-  if spending or charge.mended then
-    charge.algorithm.store(KEYS[i], charge.limit, charge.state)
+  if lease and lease.settled == 0 then
+    -- What would be taken is not lent: after a check it is taken in another call.
+    lender.grant(limit, state, lease, charge.call, mode == 'check' and admitted and charge.cost or 0)
+    lender.store(lease)
+    storing = true
   end
-  reply[3 * i - 2] = charge.verdict
-  reply[3 * i - 1] = charge.algorithm.left(charge.limit, charge.state)
-  reply[3 * i] = charge.wait
+  if storing then
+    algorithm.store(KEYS[i], limit, state)
+  end
+  reply[length + 1] = charge.verdict
+  reply[length + 2] = algorithm.left(limit, state)
+  reply[length + 3] = charge.wait
+  length = length + 3
+  if lease then
+    reply[length + 1] = lease.settled
+    reply[length + 2] = lease.settled < 2 and lease.units or 0
+    reply[length + 3] = lease.settled == 0 and lease.granted or 0
+    reply[length + 4] = lease.returned
+    length = length + 4
+  end
 end
 if spending and id then
   redis.call('SET', id, string.format('i:%.0f', now), 'PX', REMEMBERED_MS)

@@ -3,6 +3,7 @@
 //! Buckets are spread over shards, each behind its own lock. A decision takes the locks of its charges in order, so
 //! that several charges are made all or none. A bucket that is full again is forgotten, since absence means full.
 
+use super::leases::{LeaseCounts, Outcome};
 use super::remembered_as;
 use crate::calendar;
 use hashbrown::HashTable;
@@ -12,12 +13,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::mem::take;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
-use tollgate_core::admit::{self, Kept, Stored};
+use tollgate_core::admit::{self, Decided, Kept, Stored};
 use tollgate_core::key::Digest;
-use tollgate_core::lease::{LEASE_LIFE, LeaseRecord};
+use tollgate_core::lease::{LEASE_LIFE, LeaseRecord, Settled};
 use tollgate_core::limit::State;
 use tollgate_core::units::Micros;
-use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Failure, REMEMBERED};
+use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Failure, REMEMBERED};
 
 /// A table has a power of two of places, and moves when it is seven eighths full: with so many shards, the default
 /// bound of a million buckets fills each shard's 16,384 places to three quarters.
@@ -38,6 +39,7 @@ pub struct MemoryStore {
     keys_per_shard: usize,
     /// What was admitted under an id, by the id's share.
     remembered: Vec<Mutex<Remembered>>,
+    leases: LeaseCounts,
 }
 
 /// The decisions that were admitted lately, in two generations: each is as long as a decision is remembered at least.
@@ -74,7 +76,7 @@ struct Name {
 
 impl MemoryStore {
     /// `keys` bounds how many buckets are kept; a new one beyond that fails.
-    pub fn new(keys: usize) -> Self {
+    pub fn new(keys: usize, leases: LeaseCounts) -> Self {
         Self {
             started: Instant::now(),
             began: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
@@ -82,6 +84,7 @@ impl MemoryStore {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             keys_per_shard: keys.div_ceil(SHARDS),
             remembered: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            leases,
         }
     }
 
@@ -132,6 +135,7 @@ impl MemoryStore {
         if !shards.make_room(&names, &stored, &decided.kept, self.keys_per_shard, now) {
             return DecisionAnswer::Failed(Failure::StoreFull);
         }
+        self.count(&decided);
         for ((charge, name), kept) in charges.iter().zip(names).zip(decided.kept) {
             let shard = shards.of(name);
             if let Some((state, full_at)) = kept.state {
@@ -142,6 +146,28 @@ impl MemoryStore {
             }
         }
         decided.answer
+    }
+
+    fn count(&self, decided: &Decided) {
+        for kept in &decided.kept {
+            let outcome = match kept.settled {
+                None => continue,
+                Some(Settled::New { returned, .. }) => {
+                    let (units, granted) = kept.record.map_or((0, 0), |record| (record.units, record.granted));
+                    Outcome::New { units, granted, returned }
+                }
+                Some(Settled::Again(_)) => Outcome::Again,
+                Some(Settled::Late) => Outcome::Late,
+            };
+            self.leases.called(outcome);
+        }
+        if let DecisionAnswer::Denied(charges) = &decided.answer {
+            for (charge, kept) in charges.iter().zip(&decided.kept) {
+                if kept.is_lent && matches!(charge.denied, Some(Denial::WaitUs(_))) {
+                    self.leases.denied();
+                }
+            }
+        }
     }
 
     fn name(&self, charge: &ChargeRequest) -> Name {
@@ -262,7 +288,7 @@ mod tests {
     use tollgate_core::key::HashKey;
     use tollgate_core::limit::{Limit, TokenBucket};
     use tollgate_core::units::{RefillRate, Tokens};
-    use tollgate_core::wire::{Cost, Denial, Denied};
+    use tollgate_core::wire::{Cost, Denied};
 
     fn charge(name: u64, cost: u64, capacity: u64) -> ChargeRequest {
         let hash_key = HashKey::new(b"test");
@@ -293,7 +319,7 @@ mod tests {
 
     #[test]
     fn all_charges_are_made_or_none() {
-        let store = MemoryStore::new(1000);
+        let store = MemoryStore::new(1000, LeaseCounts::new());
         let both = [charge(1, 1, 10), charge(2, 1, 2)];
         assert!(matches!(store.decide(&both, NOW), DecisionAnswer::Admitted(_)));
         assert!(matches!(store.decide(&both, NOW), DecisionAnswer::Admitted(_)));
@@ -306,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_decision_that_is_sent_again_is_not_made_again() {
-        let store = MemoryStore::new(1000);
+        let store = MemoryStore::new(1000, LeaseCounts::new());
         let id = |name: &str| DecisionRequest {
             id: Some(name.to_owned().try_into().unwrap()),
             charges: vec![charge(1, 4, 10), charge(2, 4, 10)],
@@ -337,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_full_bucket_is_forgotten_and_no_other() {
-        let store = MemoryStore::new(1000);
+        let store = MemoryStore::new(1000, LeaseCounts::new());
         for (name, cost) in [(1, 1), (2, 5)] {
             store.decide(&[charge(name, cost, 10)], NOW);
         }
@@ -352,7 +378,7 @@ mod tests {
     fn a_full_bucket_is_kept_as_long_as_its_limit_says() {
         let later = NOW.plus(Micros::from_secs(60));
         for keep in [59, 61] {
-            let store = MemoryStore::new(1000);
+            let store = MemoryStore::new(1000, LeaseCounts::new());
             let mut charge = charge(1, 1, 10);
             let Limit::TokenBucket(limit) = &mut charge.limit else { panic!("a token bucket") };
             limit.keep = Micros::from_secs(keep);
@@ -364,7 +390,7 @@ mod tests {
 
     #[test]
     fn what_is_forgotten_gives_its_memory_back() {
-        let store = MemoryStore::new(100_000);
+        let store = MemoryStore::new(100_000, LeaseCounts::new());
         let bytes = || store.shards.iter().map(|shard| lock(shard).buckets.allocation_size()).sum::<usize>();
         let empty = bytes();
         for name in 0..50_000 {
@@ -386,7 +412,7 @@ mod tests {
 
     #[test]
     fn a_denial_keeps_nothing() {
-        let store = MemoryStore::new(1000);
+        let store = MemoryStore::new(1000, LeaseCounts::new());
         for name in 0..500 {
             assert!(matches!(store.decide(&[charge(name, 11, 10)], NOW), DecisionAnswer::Denied(_)));
         }
@@ -395,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_store_at_its_bound_fails_newcomers_and_keeps_the_others() {
-        let store = MemoryStore::new(1000);
+        let store = MemoryStore::new(1000, LeaseCounts::new());
         let answers: Vec<DecisionAnswer> = (0..5000).map(|name| store.decide(&[charge(name, 5, 10)], NOW)).collect();
         assert!(len(&store) <= 1040, "{}", len(&store));
         let failed = answers.iter().filter(|answer| **answer == DecisionAnswer::Failed(Failure::StoreFull)).count();

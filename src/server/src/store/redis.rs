@@ -16,6 +16,7 @@ use self::link::{Link, Server};
 use self::url::Target;
 use super::breaker::{Breaker, Change};
 use super::fault::{Fault, FaultKind, Faults};
+use super::leases::LeaseCounts;
 use super::remembered_as;
 use crate::throttle::Throttle;
 use ::redis::aio::MultiplexedConnection;
@@ -42,6 +43,7 @@ pub struct RedisStore {
     timeout: Duration,
     address: String,
     faults: Faults,
+    leases: LeaseCounts,
     failures: Throttle,
     ids: call::Ids,
 }
@@ -54,7 +56,12 @@ enum Nodes {
 
 impl RedisStore {
     /// Does not connect yet: a server that is away now may come later, and each call until then fails in time.
-    pub fn open(url: &RedisUrl, access: &Access, timeout: Duration, faults: Faults) -> Result<Self, String> {
+    pub fn open(
+        url: &RedisUrl,
+        access: &Access,
+        timeout: Duration,
+        (faults, leases): (Faults, LeaseCounts),
+    ) -> Result<Self, String> {
         let address = url.describe();
         let target = url.target(access)?;
         let nodes = match target {
@@ -74,6 +81,7 @@ impl RedisStore {
             timeout,
             address,
             faults,
+            leases,
             failures: Throttle::default(),
             ids: call::Ids::new()?,
         };
@@ -128,6 +136,15 @@ struct Part {
     charges: Vec<usize>,
 }
 
+impl Part {
+    /// Those of its charges that take something, if there are any: others are about a lease alone.
+    fn that_cost(&self, decision: &DecisionRequest) -> Option<Self> {
+        let costs = |index: &usize| decision.charges.get(*index).is_some_and(|charge| charge.cost.is_some());
+        let charges: Vec<usize> = self.charges.iter().copied().filter(costs).collect();
+        (!charges.is_empty()).then_some(Self { slot: self.slot, charges })
+    }
+}
+
 impl RedisStore {
     /// All decisions in one pipeline.
     async fn admit_at_one(&self, link: &Link, decisions: &[DecisionRequest]) -> Vec<DecisionAnswer> {
@@ -135,7 +152,7 @@ impl RedisStore {
             .iter()
             .map(|decision| {
                 let all = Part { slot: 0, charges: (0..decision.charges.len()).collect() };
-                Call::of_part(Mode::Take, &all, decision, remembered_as(decision))
+                Call { learns: true, ..Call::of_part(Mode::Take, &all, decision, remembered_as(decision)) }
             })
             .collect();
         let is_silence = |replies: &Vec<Reply>| replies.iter().all(is_silence);
@@ -164,7 +181,7 @@ impl RedisStore {
                 replies[index] = reply;
             }
         }
-        let read = |(reply, call): (RedisResult<Vec<i64>>, &Call)| call.read(&reply?);
+        let read = |(reply, call): (RedisResult<Vec<i64>>, &Call)| call.read(&reply?, &self.leases);
         let replies: Vec<Reply> = replies.into_iter().zip(calls).map(read).collect();
         if replies.iter().any(|reply| reply.as_ref().is_err_and(|fault| fault.kind.wants_another_server())) {
             link.give_up(&connection);
@@ -194,6 +211,10 @@ impl RedisStore {
     /// more is admitted than the limits allow.
     ///
     /// What was reserved under the caller's own id never goes back: sending the decision again completes it.
+    ///
+    /// Leases are settled and lent with the question, beside what the decision would take, and not again when that is
+    /// taken: each call about a lease has a number and counts once. Where the decision fails, its lessee's next call
+    /// brings back what it was lent and never told of.
     async fn join(
         &self,
         cluster: &Arc<Cluster>,
@@ -205,25 +226,29 @@ impl RedisStore {
         let known = id.unwrap_or_else(|| self.ids.next());
         let ask = |mode, part| self.ask(cluster, mode, part, decision, Some(known), deadline);
         let asked = join_all(parts.iter().map(|part| ask(Mode::Check, part))).await;
-        let mut replies = asked.into_iter().collect::<Result<Vec<_>, _>>()?;
-        if replies.iter().all(|reply| call::is_admitted(reply)) {
-            for (index, part) in parts.iter().enumerate() {
-                let taken = ask(Mode::Take, part).await;
-                let is_reserved = taken.as_ref().is_ok_and(|reply| call::is_admitted(reply));
-                if !is_reserved && id.is_none() {
-                    // This one too: it may have been reserved without an answer. Where it was not, nothing goes back.
-                    self.give_back(cluster, &parts[..=index], decision, known);
-                }
-                replies[index] = taken?;
-                if !is_reserved {
-                    break;
-                }
+        let mut charges = vec![Denied { remaining: 0, denied: None, lease: None }; decision.charges.len()];
+        for (part, reply) in parts.iter().zip(asked) {
+            for (index, charge) in part.charges.iter().zip(reply?) {
+                charges[*index] = charge;
             }
         }
-        let mut charges = vec![Denied { remaining: 0, denied: None, lease: None }; decision.charges.len()];
-        for (part, reply) in parts.iter().zip(replies) {
-            for (index, charge) in part.charges.iter().zip(reply) {
-                charges[*index] = charge;
+        if !call::is_admitted(&charges) {
+            return Ok(charges);
+        }
+        let costs = parts.iter().filter_map(|part| part.that_cost(decision)).collect::<Vec<_>>();
+        for (index, part) in costs.iter().enumerate() {
+            let taken = ask(Mode::Reserve, part).await;
+            let is_reserved = taken.as_ref().is_ok_and(|reply| call::is_admitted(reply));
+            if !is_reserved && id.is_none() {
+                // This one too: it may have been reserved without an answer. Where it was not, nothing goes back.
+                self.give_back(cluster, &costs[..=index], decision, known);
+            }
+            for (index, charge) in part.charges.iter().zip(taken?) {
+                let lease = charges[*index].lease;
+                charges[*index] = Denied { lease, ..charge };
+            }
+            if !is_reserved {
+                break;
             }
         }
         Ok(charges)
@@ -255,7 +280,7 @@ impl RedisStore {
         let call = Call::of_part(mode, part, decision, id);
         let run = async {
             let reply: Vec<i64> = cluster.run(|with_script| call.command(with_script)).await?;
-            call.read(&reply)
+            call.read(&reply, &self.leases)
         };
         let breaker = usize::from(part.slot / (cluster::SLOTS / SLOT_GROUPS));
         self.guarded(breaker, deadline, run, is_silence).await?

@@ -2,13 +2,15 @@
 
 use super::Part;
 use crate::store::fault::{Fault, FaultKind};
+use crate::store::leases::{LeaseCounts, Outcome};
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::key::{Digest, HashKey};
+use tollgate_core::lease::LeaseCall;
 use tollgate_core::limit::{FixedWindow, Limit, Window};
 use tollgate_core::units::{Micros, RefillRate, Tokens};
-use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Denied};
+use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Denied, LeaseAnswer};
 
 const SCRIPT: &str = include_str!("../limits.lua");
 
@@ -21,12 +23,22 @@ pub struct Call<'a> {
     pub charges: Vec<&'a ChargeRequest>,
     /// Where it is remembered that they were made.
     pub remember: Option<Remember>,
+    /// Whether the server has the [`MARKER`], for charges that learn. Of a cluster's slots, one has it.
+    pub learns: bool,
 }
+
+/// The key that says since when the server may have lost state.
+pub const MARKER: &str = "tollgate-marker";
+
+/// What it says where nothing was ever lost.
+pub const NEVER_LOST: &str = "m:0";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Take,
     Check,
+    /// Takes what was checked: its leases are settled already.
+    Reserve,
     Back,
 }
 
@@ -42,40 +54,88 @@ impl<'a> Call<'a> {
     pub fn of_part(mode: Mode, part: &Part, decision: &'a DecisionRequest, id: Option<Digest>) -> Self {
         let charges: Vec<_> = part.charges.iter().filter_map(|index| decision.charges.get(*index)).collect();
         let remember = id.zip(charges.first()).map(|(id, charge)| Remember { id, group: charge.group });
-        Self { mode, charges, remember }
+        Self { mode, charges, remember, learns: false }
     }
 
     /// By the script's hash, or with the script itself for a server that does not know it.
     pub fn command(&self, with_script: bool) -> Cmd {
         let mut command = redis::cmd(if with_script { "EVAL" } else { "EVALSHA" });
         command.arg(if with_script { SCRIPT } else { &HASH });
-        command.arg(self.charges.len() + usize::from(self.remember.is_some()));
+        let learns = self.charges.iter().any(|charge| self.learns(charge));
+        let leases = self.charges.iter().filter(|charge| self.lease(charge).is_some()).count();
+        command.arg(self.charges.len() + leases + usize::from(self.remember.is_some()) + usize::from(learns));
         for charge in &self.charges {
             command.arg(format!("tollgate:{{{}}}:{}:{}", charge.group, charge.policy, charge.key));
+        }
+        for charge in &self.charges {
+            if let Some(LeaseCall { lessee, .. }) = self.lease(charge) {
+                command.arg(format!("tollgate-lease:{{{}}}:{}:{}:{lessee}", charge.group, charge.policy, charge.key));
+            }
         }
         if let Some(Remember { id, group }) = self.remember {
             command.arg(format!("tollgate-id:{{{group}}}:{id}"));
         }
+        if learns {
+            command.arg(MARKER);
+        }
         command.arg(match self.mode {
-            Mode::Take => "take",
+            Mode::Take | Mode::Reserve => "take",
             Mode::Check => "check",
             Mode::Back => "back",
         });
         for charge in &self.charges {
             let (algorithm, numbers) = arguments(&charge.limit);
-            command.arg(algorithm).arg(&numbers).arg(charge.cost.map_or(0, |cost| cost.0.count()));
+            command.arg(if self.learns(charge) { "e" } else { algorithm }).arg(&numbers);
+            let cost = charge.cost.map_or(0, |cost| cost.0.count());
+            match self.lease(charge) {
+                None => command.arg(cost),
+                Some(LeaseCall { seq, acked, kept, returned, wanted, .. }) => {
+                    command.arg(format!("{cost}:{seq}:{acked}:{kept}:{returned}:{wanted}"))
+                }
+            };
         }
         command
     }
 
-    /// What each limit says. Anything that is not a whole reply is a fault, never an admission.
-    pub fn read(&self, reply: &[i64]) -> Result<Vec<Denied>, Fault> {
-        let (charges, rest) = reply.as_chunks::<3>();
-        if charges.len() != self.charges.len() || !rest.is_empty() {
-            return Err(Fault::new(FaultKind::BadReply, "a reply of another length"));
+    /// The lease call that goes with a charge.
+    fn lease(&self, charge: &'a ChargeRequest) -> Option<&'a LeaseCall> {
+        charge.lease.as_ref().filter(|_| matches!(self.mode, Mode::Take | Mode::Check))
+    }
+
+    fn learns(&self, charge: &ChargeRequest) -> bool {
+        self.learns && charge.learn && matches!(charge.limit, Limit::TokenBucket(_))
+    }
+
+    /// What each limit says. Anything that is not a whole reply is a fault, never an admission. Counts what the leases
+    /// came to.
+    pub fn read(&self, mut reply: &[i64], leases: &LeaseCounts) -> Result<Vec<Denied>, Fault> {
+        let short = || Fault::new(FaultKind::BadReply, "a reply of another length");
+        let wrong = || Fault::new(FaultKind::BadReply, "a reply with numbers out of bounds");
+        let mut said = Vec::with_capacity(self.charges.len());
+        for charge in &self.charges {
+            let (numbers, rest) = reply.split_first_chunk().ok_or_else(short)?;
+            reply = rest;
+            let (mut denied, is_lent) = read_charge(*numbers).ok_or_else(wrong)?;
+            let mut came = None;
+            if let Some(call) = self.lease(charge) {
+                let (numbers, rest) = reply.split_first_chunk().ok_or_else(short)?;
+                reply = rest;
+                let (units, outcome) = read_lease(*numbers).ok_or_else(wrong)?;
+                denied.lease = units.map(|units| LeaseAnswer { seq: call.seq, units });
+                came = Some(outcome);
+            }
+            said.push((denied, is_lent, came));
         }
-        let read: Option<_> = charges.iter().map(|charge| read_charge(*charge)).collect();
-        read.ok_or_else(|| Fault::new(FaultKind::BadReply, "a reply with numbers out of bounds"))
+        if !reply.is_empty() {
+            return Err(short());
+        }
+        for (_, is_lent, outcome) in &said {
+            outcome.iter().for_each(|outcome| leases.called(*outcome));
+            if *is_lent {
+                leases.denied();
+            }
+        }
+        Ok(said.into_iter().map(|(denied, ..)| denied).collect())
     }
 }
 
@@ -101,14 +161,30 @@ fn arguments(limit: &Limit) -> (&'static str, [String; 3]) {
     }
 }
 
-fn read_charge([verdict, remaining, wait]: [i64; 3]) -> Option<Denied> {
+/// What a limit says, and whether it denies for a time while it has lent units.
+fn read_charge([verdict, remaining, wait]: [i64; 3]) -> Option<(Denied, bool)> {
     let denied = match verdict {
         0 => None,
-        1 => Some(Denial::WaitUs(wait.try_into().ok()?)),
+        1 | 3 => Some(Denial::WaitUs(wait.try_into().ok()?)),
         2 => Some(Denial::OverCapacity),
         _ => return None,
     };
-    Some(Denied { remaining: remaining.try_into().ok()?, denied, lease: None })
+    Some((Denied { remaining: remaining.try_into().ok()?, denied, lease: None }, verdict == 3))
+}
+
+/// The units that a lessee has, if anybody waits for them, and what became of its call.
+fn read_lease([settled, units, granted, returned]: [i64; 4]) -> Option<(Option<u64>, Outcome)> {
+    let units = units.try_into().ok()?;
+    match settled {
+        0 => {
+            let outcome =
+                Outcome::New { units, granted: granted.try_into().ok()?, returned: returned.try_into().ok()? };
+            Some((Some(units), outcome))
+        }
+        1 => Some((Some(units), Outcome::Again)),
+        2 => Some((None, Outcome::Late)),
+        _ => None,
+    }
 }
 
 /// What the limits say together.

@@ -1,5 +1,6 @@
 //! A connection to one Redis server, made again whenever it is of no more use.
 
+use super::call::{MARKER, NEVER_LOST};
 use super::url::Sentinels;
 use crate::store::fault::{Fault, FaultKind};
 use redis::aio::MultiplexedConnection;
@@ -43,7 +44,7 @@ impl Link {
     pub fn start(server: Server, response: Duration, address: String) -> Self {
         let (state, watched) = watch::channel(State::Connecting);
         let (broken, breaks) = watch::channel(0);
-        let keeper = Keeper { server, response, address, state, broken: broken.clone(), breaks };
+        let keeper = Keeper { server, response, address, state, broken: broken.clone(), breaks, is_marked: false };
         tokio::spawn(keeper.keep());
         Self { state: watched, broken }
     }
@@ -103,6 +104,8 @@ struct Keeper {
     state: watch::Sender<State>,
     broken: watch::Sender<u64>,
     breaks: watch::Receiver<u64>,
+    /// Whether this process has seen to it that the marker is there.
+    is_marked: bool,
 }
 
 impl Keeper {
@@ -158,6 +161,13 @@ impl Keeper {
             });
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         redis::cmd("PING").query_async::<()>(&mut connection).await?;
+        if !self.is_marked {
+            // Only at first, when a server without it is a new one: later, state has been lost where it is gone. A server
+            // that cannot write now cannot decide either.
+            let mut mark = redis::cmd("SET");
+            mark.arg(MARKER).arg(NEVER_LOST).arg("NX");
+            self.is_marked = mark.query_async::<redis::Value>(&mut connection).await.is_ok();
+        }
         Ok(connection)
     }
 }
