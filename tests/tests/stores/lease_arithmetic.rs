@@ -152,7 +152,7 @@ fn step(buckets: &mut [Bucket], lost: &mut Option<u64>, case: u64, random: &mut 
         let learn = bucket.letter == 'b' && random.next().is_multiple_of(2);
         let lease = call.map(|(_, call)| call);
         let (key, group) = (digest(0), digest(0));
-        charges.push(ChargeRequest { policy: "p".into(), key, group, cost, limit: bucket.limit.clone(), lease, learn });
+        charges.push(ChargeRequest { policy: "p".into(), key, group, cost, limit: bucket.limit, lease, learn });
         calls.push(call);
     }
     let learns = charges.iter().any(|charge| charge.learn);
@@ -219,7 +219,7 @@ fn step(buckets: &mut [Bucket], lost: &mut Option<u64>, case: u64, random: &mut 
         stored.push((key.clone(), bucket.stored.get(&key).cloned()));
         let lessee = &mut bucket.lessees[usize::from(number)];
         // Some answers never arrive.
-        if let Some(LeaseAnswer { seq, units }) = answer.filter(|_| call.seq == lessee.seq && random.next() % 4 > 0) {
+        if let Some(LeaseAnswer { seq, units }) = answer.filter(|_| call.seq == lessee.seq && !random.next().is_multiple_of(4)) {
             (lessee.acked, lessee.units) = (seq, units);
         }
     }
