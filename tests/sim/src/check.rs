@@ -35,7 +35,7 @@ pub enum Invariant {
     Envelope,
     /// The same for each local and each emergency bucket of a proxy, by that proxy's clock, from its start: of what
     /// is not given back, at the time when it was taken. For as long as a request may wait after a change of a limit, the
-    /// larger of the two counts.
+    /// larger of the two counts; and of plans the largest, since newcomers to a full set share a bucket whatever theirs.
     LocalEnvelope,
     /// A shared bucket has what was not spent from it, no more and no less.
     Balance,

@@ -25,13 +25,15 @@ impl tollgate_core::facts::Facts for Facts {
 
     fn header(&self, name: &str) -> Header {
         match name {
+            "x-plan" if self.0.gold => Header::One(b"gold".to_vec()),
             "x-tenant" => Header::One(format!("tenant-{}", self.0.tenant).into_bytes()),
             _ => Header::Absent,
         }
     }
 
     fn client_address(&self) -> Vec<u8> {
-        format!("192.0.2.{}:4000", self.0.client).into_bytes()
+        let [_, .., a, b, c] = self.0.client.to_be_bytes();
+        format!("10.{a}.{b}.{c}:4000").into_bytes()
     }
 
     fn content_length(&self) -> Header {

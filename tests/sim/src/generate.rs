@@ -14,6 +14,10 @@ const DRIFT: u64 = 200;
 /// One in so many scenarios has no fault: then nothing may fail.
 const CALM: u64 = 5;
 
+/// Clients whose buckets of the policy `guard` all belong in one set of the slot table, and are more than it has room
+/// for.
+const CROWD: [u64; 8] = [394, 477, 2_124, 3_568, 3_936, 19_164, 22_190, 30_623];
+
 /// Every seed gives another scenario, and always the same one.
 pub fn scenario(seed: u64) -> Scenario {
     let random = &mut Random::of(seed, &[0]);
@@ -118,17 +122,20 @@ fn step(random: &mut Random) -> i64 {
 
 /// Requests in bursts and between them, of a few tenants and clients; and of each of those one later.
 fn traffic(span: Micros, proxies: usize, workers: usize, random: &mut Random) -> (Vec<Request>, Vec<Request>) {
-    let (tenants, clients) = (random.between(1, 4), random.between(1, 6));
+    let tenants = random.between(1, 4);
+    let clients: Vec<u64> = if random.once_in(4) { CROWD.to_vec() } else { (0..random.between(1, 6)).collect() };
     let count = random.pick(&[40, 150, 400]);
     let bursts: Vec<Micros> = (0..random.between(1, 6)).map(|_| moment(span, random)).collect();
+    let gold = random.pick(&[0, 300]);
     let leavers = random.pick(&[0, 0, 30]);
     let request = |at, random: &mut Random| Request {
         at,
         proxy: random.index(proxies),
         worker: random.index(workers),
         tenant: random.below(tenants),
-        client: random.below(clients),
+        client: random.pick(&clients),
         route: usize::from(random.once_in(5)),
+        gold: random.per_mille(gold),
         leaves: random.per_mille(leavers).then(|| Micros::new(random.between(1, 20_000))),
     };
     let mut requests: Vec<Request> = (0..count)
@@ -141,4 +148,35 @@ fn traffic(span: Micros, proxies: usize, workers: usize, random: &mut Random) ->
     requests.sort_by_key(|request| request.at);
     let probes = (0..6).map(|_| Request { leaves: None, ..request(Micros::ZERO, random) }).collect();
     (requests, probes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Facts;
+    use std::collections::BTreeMap;
+    use tollgate_core::policy::PolicySet;
+    use tollgate_core::slots::SETS;
+
+    fn set_of(config: &PolicySet, client: u64) -> u32 {
+        let request = Request { client, ..scenario(0).requests[0] };
+        config.plan(&Facts::of(&request)).charges[0].key.share(SETS)
+    }
+
+    #[test]
+    fn the_crowd_is_one() {
+        let config = policies::config_of_guard();
+        let first = set_of(&config, CROWD[0]);
+        assert!(
+            CROWD.iter().all(|client| set_of(&config, *client) == first),
+            "the keys have changed: write {:?}",
+            (0..60_000)
+                .fold(BTreeMap::<u32, Vec<u64>>::new(), |mut sets, client| {
+                    sets.entry(set_of(&config, client)).or_default().push(client);
+                    sets
+                })
+                .into_values()
+                .max_by_key(Vec::len)
+        );
+    }
 }

@@ -44,6 +44,8 @@ pub struct Request {
     pub tenant: u64,
     pub client: u64,
     pub route: usize,
+    /// It is under the plan `gold`, where there is one.
+    pub gold: bool,
     /// When its client leaves, if it still waits then.
     pub leaves: Option<Micros>,
 }

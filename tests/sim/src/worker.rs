@@ -10,7 +10,7 @@ use crate::facts::Facts;
 use crate::sabotage::Sabotage;
 use crate::scenario::Request;
 use crate::tables::Tables;
-use crate::taken::{Taken, taken};
+use crate::taken::{Change, Taken, taken};
 pub use site::{FIRST_SHADOW, Site};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -91,11 +91,13 @@ pub struct Pending {
     cause: Option<FailCause>,
     left: bool,
     taken: Taken,
+    /// When shared data was last read for it.
+    read_at: Micros,
 }
 
 impl Pending {
     fn new(id: u64, decision: Decision) -> Self {
-        Self { id, decision, cause: None, left: false, taken: Taken::default() }
+        Self { id, decision, cause: None, left: false, taken: Taken::default(), read_at: Micros::ZERO }
     }
 }
 
@@ -282,6 +284,7 @@ impl Worker {
         match pending.decision.step(&set, host.now) {
             Step::Read(id) => {
                 let stored = host.tables.read(host.worker, id);
+                pending.read_at = host.now;
                 pending.decision.stored(stored.as_ref().map(|(bytes, version)| (bytes.as_slice(), *version)), host.now);
             }
             Step::Write { set: id, bytes, version } => {
@@ -293,7 +296,8 @@ impl Worker {
                 let done = skips || host.tables.write(host.worker, id, &bytes, version);
                 if done {
                     let after = host.tables.read(host.worker, id).map(|(bytes, _)| bytes).unwrap_or_default();
-                    for (charge, units) in taken(pending.decision.plan(), &set, id, (&before, &after), host.now) {
+                    let change = Change { set: id, from: &before, read_at: pending.read_at, to: &after, now: host.now };
+                    for (charge, units) in taken(pending.decision.plan(), &set, &change) {
                         *pending.taken.entry(charge.policy).or_default() += units;
                         let config = self.sites[job.site].config;
                         host.effects.push(Effect::Took { id: pending.id, config, charge, units });

@@ -1,6 +1,6 @@
 //! Local and emergency budgets: the envelope of each by its proxy's clock, and that a rejected request has spent nothing.
 
-use super::reference::Reference;
+use super::reference::{Reference, larger};
 use super::{Found, Invariant};
 use crate::taken::bucket;
 use crate::worker::{Decided, FIRST_SHADOW};
@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use tollgate_core::decision::{Admission, Outcome};
 use tollgate_core::key::Digest;
-use tollgate_core::limit::TokenBucket;
-use tollgate_core::policy::{Charge, Policy, PolicySet, Scope, Sharing};
+use tollgate_core::limit::{Limit, TokenBucket};
+use tollgate_core::policy::{Allowance, Charge, Policy, PolicySet, Scope, Sharing};
 use tollgate_core::units::Micros;
 
 /// Where a request was decided.
@@ -80,7 +80,9 @@ impl Local {
                 (Outcome::Reject(_), _) => false,
             };
             let right = if is_spent { cost } else { 0 };
-            let is_cut = !is_spent && (0..=cost).contains(&taken) && self.changed.contains(&owner.proxy);
+            let is_cut = !is_spent
+                && (0..=cost).contains(&taken)
+                && (self.changed.contains(&owner.proxy) || policy.plans.is_some());
             if taken != right && !is_cut {
                 let what = format!(
                     "a request of {cost} took {taken} of {} in the proxy and should have taken {right}, as it ended {:?}",
@@ -97,6 +99,13 @@ impl Local {
     pub fn took(&mut self, request: u64, charge: &Charge, units: i128, owner: &Owner, set: &PolicySet) {
         let Some(policy) = set.policy(charge.policy) else { return };
         let Some((limit, sharing)) = bucket(charge, policy) else { return };
+        // Newcomers to a full set share a bucket, whatever their plans.
+        let plans = policy.allowances().filter_map(Allowance::limit).filter_map(|limit| match limit {
+            Limit::TokenBucket(limit) => Some(limit),
+            _ => None,
+        });
+        let is_local = matches!(policy.scope, Scope::Local { .. });
+        let limit = if is_local { plans.fold(limit, |most, limit| larger(&most, &limit)) } else { limit };
         let takes = &mut self.buckets.entry(place(charge, sharing, owner)).or_default().takes;
         match u64::try_from(units) {
             Ok(units) => takes.push_back(Take { request, at: owner.now, limit, units, is_spent: None }),
@@ -132,7 +141,7 @@ impl Local {
             let (reference, last) = references.get_or_insert_with(|| (full.clone(), full.clone()));
             reference.limit_beside(limit, at, at.plus(self.longest));
             reference.advance(at);
-            if last.bucket() != limit && last.is_full_at(at) {
+            if last.bucket() != limit && last.is_over_at(at) {
                 // It was dropped meanwhile, and absence means full.
                 reference.fill_to(limit.capacity.count());
                 *last = full;

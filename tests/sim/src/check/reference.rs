@@ -14,6 +14,8 @@ pub struct Reference {
     /// Units times the period of the refill.
     parts: u128,
     at: Micros,
+    /// When it was last looked at, by a clock that may have stepped back since.
+    touched: Micros,
     /// The last that was told, where another counts beside it ...
     last: TokenBucket,
     /// ... which is this, until then.
@@ -22,12 +24,13 @@ pub struct Reference {
 
 impl Reference {
     pub fn full(limit: TokenBucket, at: Micros) -> Self {
-        Self { limit, parts: whole(limit.capacity.count(), &limit), at, last: limit, former: None }
+        Self { limit, parts: whole(limit.capacity.count(), &limit), at, touched: at, last: limit, former: None }
     }
 
     /// Brings it up to a time. Like every bucket it gains nothing from a clock that steps back, and begins anew from
     /// there when the step was over [`MAX_SKEW`].
     pub fn advance(&mut self, now: Micros) {
+        self.touched = now;
         if self.at > now {
             if self.at.since(now) > MAX_SKEW {
                 self.at = now;
@@ -63,10 +66,12 @@ impl Reference {
         self.limit(both);
     }
 
-    pub fn is_full_at(&self, now: Micros) -> bool {
+    /// Whether it is full, and has been kept for as long as its limit says: then it may be forgotten.
+    pub fn is_over_at(&self, now: Micros) -> bool {
         let mut then = self.clone();
         then.advance(now);
-        then.parts >= whole(self.limit.capacity.count(), &self.limit)
+        let is_full = then.parts >= whole(self.limit.capacity.count(), &self.limit);
+        is_full && now >= self.touched.plus(self.limit.keep)
     }
 
     /// Spends; gives how many units were missing, rounded up.
@@ -110,7 +115,8 @@ fn whole(units: u64, limit: &TokenBucket) -> u128 {
     u128::from(units) * u128::from(limit.refill.period())
 }
 
-fn larger(one: &TokenBucket, other: &TokenBucket) -> TokenBucket {
+/// Of two limits the higher capacity and the faster refill.
+pub fn larger(one: &TokenBucket, other: &TokenBucket) -> TokenBucket {
     let refill = if is_faster(other, one) { other.refill } else { one.refill };
     TokenBucket { capacity: one.capacity.max(other.capacity), refill, keep: one.keep }
 }

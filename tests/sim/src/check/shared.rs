@@ -49,7 +49,7 @@ impl Shared {
     fn spend(&mut self, charged: &Charged, limit: &TokenBucket, gained: Micros) -> Found {
         let name = &charged.name;
         let envelope = self.envelopes.entry(name.clone()).or_insert_with(|| Reference::full(*limit, gained));
-        if *limit != envelope.bucket() && envelope.is_full_at(gained) {
+        if *limit != envelope.bucket() && envelope.is_over_at(gained) {
             // The store may have forgotten it meanwhile, and absence means full.
             *envelope = Reference::full(*limit, gained);
         }
@@ -111,7 +111,7 @@ impl Shared {
     pub fn swept(&mut self, names: &[Name], reading: Micros) -> Found {
         for name in names {
             let Some(ledger) = self.ledger.remove(name) else { continue };
-            if !ledger.is_full_at(reading) {
+            if !ledger.is_over_at(reading) {
                 let what = format!("the store has forgotten {} {} before it was full", name.policy, name.key);
                 return Err((Invariant::Balance, what));
             }

@@ -56,14 +56,27 @@ fn config(
     all
 }
 
+/// With the one policy `guard`.
+#[cfg(test)]
+pub fn config_of_guard() -> tollgate_core::policy::PolicySet {
+    let limit = limit(&mut Random::new(0));
+    let guard = json!({"name": "guard", "scope": "local", "key": ["client"], "limit": limit});
+    let config = config(0, Micros::from_secs(1), None, 1, &[guard]).to_string();
+    tollgate_core::policy::PolicySet::read(config.as_bytes(), &|_| None).expect("it is right")
+}
+
 fn policies(random: &mut Random) -> Vec<Value> {
     let mut all = Vec::new();
     if random.once_in(2) {
         let (sharing, charge) = (random.pick(&["proxy", "worker"]), random.pick(&["admitted", "always"]));
-        all.push(json!({
+        let mut guard = json!({
             "name": "guard", "scope": "local", "key": ["client"], "sharing": sharing, "charge": charge,
             "limit": limit(random),
-        }));
+        });
+        if random.once_in(4) {
+            guard["plans"] = json!({"by": {"header": "x-plan"}, "gold": limit(random)});
+        }
+        all.push(guard);
     }
     if random.once_in(4) {
         all.push(json!({"name": "whole-proxy", "scope": "local", "limit": limit(random)}));
@@ -79,6 +92,9 @@ fn policies(random: &mut Random) -> Vec<Value> {
             1 => json!("closed"),
             _ => json!({"local": limit(random)}),
         };
+        if random.once_in(4) {
+            policy["plans"] = json!({"by": {"header": "x-plan"}, "gold": limit(random)});
+        }
         if random.once_in(6) {
             policy["enforce"] = random.pick(&["shadow", "50%"]).into();
         }
@@ -101,5 +117,8 @@ fn change(policy: &mut Value, random: &mut Random) {
     }
     if policy["on_failure"].is_object() && random.once_in(2) {
         policy["on_failure"]["local"] = limit(random);
+    }
+    if policy["plans"].is_object() && random.once_in(2) {
+        policy["plans"]["gold"] = limit(random);
     }
 }
