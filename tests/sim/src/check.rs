@@ -129,8 +129,9 @@ impl Checks {
 
     /// A worker has died, perhaps with its proxy: those who were there are owed no answer.
     pub fn died(&mut self, request: u64) {
-        self.requests.died(request);
-        self.local.died(request);
+        if self.requests.died(request) {
+            self.local.died(request);
+        }
     }
 
     /// A request's time is up.

@@ -28,7 +28,7 @@ use tollgate_core::wire::DecisionAnswer;
 pub const TICK: Micros = Micros::from_millis(5);
 
 /// How long a worker may take for what has come before a tick.
-const WORK: Micros = Micros::from_millis(5);
+const WORK: Micros = Micros::from_millis(2);
 
 /// How often the store looks for what it can forget.
 const SWEEP: Micros = Micros::from_millis(200);

@@ -3,7 +3,7 @@
 use super::{Found, Invariant};
 use crate::store::{Made, Record};
 use crate::worker::{Decided, FIRST_SHADOW};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tollgate_core::decision::{Admission, FailCause, Outcome, Rejection};
 use tollgate_core::key::Digest;
 use tollgate_core::policy::{FailMode, PolicySet, Scope};
@@ -12,7 +12,7 @@ pub struct Requests {
     ids: bool,
     calm: bool,
     /// Those that wait.
-    waiting: BTreeMap<u64, ()>,
+    waiting: BTreeSet<u64>,
     decided: BTreeMap<u64, Outcome>,
     /// What the store has done for each.
     asked: BTreeMap<u64, Asked>,
@@ -24,7 +24,6 @@ pub struct Requests {
 struct Asked {
     admitted: u32,
     denied: u32,
-    failed: u32,
     /// When it was admitted last.
     epoch: Option<u64>,
     /// The buckets that were asked, and for how much.
@@ -42,15 +41,16 @@ impl Requests {
     }
 
     pub fn came(&mut self, request: u64) {
-        self.waiting.insert(request, ());
+        self.waiting.insert(request);
     }
 
-    pub fn died(&mut self, request: u64) {
-        self.waiting.remove(&request);
+    /// Gives whether it waited.
+    pub fn died(&mut self, request: u64) -> bool {
+        self.waiting.remove(&request)
     }
 
     pub fn is_due(&self, request: u64) -> Found {
-        if self.waiting.contains_key(&request) {
+        if self.waiting.contains(&request) {
             return Err((Invariant::Waiter, format!("request {request} still waits, although its time is up")));
         }
         Ok(())
@@ -65,8 +65,7 @@ impl Requests {
         asked.charges = record.charges.iter().map(|charged| (charged.name.key, charged.cost.count())).collect();
         match record.made {
             Made::Denied => asked.denied += 1,
-            Made::Failed => asked.failed += 1,
-            Made::Again => {}
+            Made::Again | Made::Failed => {}
             Made::Admitted => {
                 if self.ids && asked.epoch == Some(self.epoch) {
                     return Err((Invariant::Once, format!("request {request} was charged twice under one id")));
@@ -81,7 +80,7 @@ impl Requests {
     pub fn decided(&mut self, decided: &Decided, set: &PolicySet) -> Found {
         let id = decided.id;
         if id < FIRST_SHADOW {
-            if self.waiting.remove(&id).is_none() {
+            if !self.waiting.remove(&id) {
                 return Err((Invariant::Waiter, format!("request {id} was decided, although it did not wait")));
             }
             self.decided.insert(id, decided.outcome.clone());

@@ -39,15 +39,15 @@ impl Shared {
             let Limit::TokenBucket(limit) = charged.limit else { continue };
             let before = self.envelopes.get(&charged.name).cloned();
             if record.made == Made::Admitted {
-                self.spend(charged, &limit, record.gained)?;
+                self.spend(&charged.name, &limit, charged.cost.count(), record.gained)?;
             }
             self.keep(charged, &limit, record, before)?;
         }
         Ok(())
     }
 
-    fn spend(&mut self, charged: &Charged, limit: &TokenBucket, gained: Micros) -> Found {
-        let name = &charged.name;
+    /// Units go to a request: the envelope must have them. Whoever spends elsewhere what the store has lent says so here.
+    fn spend(&mut self, name: &Name, limit: &TokenBucket, units: u64, gained: Micros) -> Found {
         let envelope = self.envelopes.entry(name.clone()).or_insert_with(|| Reference::full(*limit, gained));
         if *limit != envelope.bucket() && envelope.is_over_at(gained) {
             // The store may have forgotten it meanwhile, and absence means full.
@@ -55,7 +55,6 @@ impl Shared {
         }
         envelope.limit(*limit);
         envelope.advance(gained);
-        let units = charged.cost.count();
         envelope.spend(units).map_err(|missing| {
             let (capacity, policy) = (limit.capacity.count(), &name.policy);
             (Invariant::Envelope, format!("{missing} units above {capacity} + r·d from {policy} {}", name.key))
