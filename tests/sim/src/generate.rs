@@ -68,7 +68,7 @@ fn moment(span: Micros, random: &mut Random) -> Micros {
 fn calm_link(timeout: Micros, random: &mut Random) -> Link {
     let most = random.between(20, timeout.count().min(USUAL_DEADLINE.count()) / 16);
     let delay = (Micros::new(random.between(10, most)), Micros::new(most));
-    Link { delay, spikes: 0, spike: Micros::ZERO, loss: 0, twice: 0 }
+    Link { delay, spikes: 0, spike: Micros::ZERO, loss: 0, twice: 0, garbled: 0 }
 }
 
 fn link(random: &mut Random) -> Link {
@@ -79,6 +79,7 @@ fn link(random: &mut Random) -> Link {
         spike: Micros::from_millis(random.pick(&[10, 50, 300])),
         loss: random.pick(&[0, 0, 5, 50, 200]),
         twice: random.pick(&[0, 0, 20, 200]),
+        garbled: random.pick(&[0, 0, 0, 50]),
     }
 }
 

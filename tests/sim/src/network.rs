@@ -25,6 +25,8 @@ pub struct Link {
     pub loss: u32,
     /// ... and so many arrive twice.
     pub twice: u32,
+    /// Of a thousand answers to a proxy so many are none.
+    pub garbled: u32,
 }
 
 pub struct Network {
@@ -53,7 +55,7 @@ impl Network {
         self.cuts.clear();
         let (least, most) = self.link.delay;
         let most = most.min(Micros::from_millis(1));
-        self.link = Link { delay: (least.min(most), most), spikes: 0, loss: 0, twice: 0, ..self.link };
+        self.link = Link { delay: (least.min(most), most), spikes: 0, loss: 0, twice: 0, garbled: 0, ..self.link };
     }
 
     /// How long each copy of a message takes; none when it is lost. `names` tells it from every other message.
@@ -69,6 +71,14 @@ impl Network {
         }
         let copies = 1 + usize::from(random.per_mille(link.twice));
         (0..copies).map(|_| link.delay(&mut random)).collect()
+    }
+}
+
+impl Network {
+    /// Whether something in between answers in the endpoint's place.
+    pub fn is_garbled(&self, names: &[u64]) -> bool {
+        let link = self.storms.last().map_or(self.link, |(link, _)| *link);
+        Random::of(!self.seed, names).per_mille(link.garbled)
     }
 }
 
@@ -92,7 +102,7 @@ impl Display for Part {
 
 impl Display for Link {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self { delay: (least, most), spikes, spike, loss, twice } = self;
-        write!(f, "{least} to {most}, {spikes}‰ up to {spike}, {loss}‰ lost, {twice}‰ twice")
+        let Self { delay: (least, most), spikes, spike, loss, twice, garbled } = self;
+        write!(f, "{least} to {most}, {spikes}‰ up to {spike}, {loss}‰ lost, {twice}‰ twice, {garbled}‰ garbled")
     }
 }

@@ -95,11 +95,12 @@ impl Fault {
 impl Scenario {
     /// Whether nothing can keep a request from its verdict.
     pub fn is_calm(&self) -> bool {
-        let Link { delay: (_, most), spikes, loss, .. } = self.link;
+        let Link { delay: (_, most), spikes, loss, garbled, .. } = self.link;
         let quick = most.count() <= self.timeout.min(self.store_deadline).count() / 16;
         quick
             && spikes == 0
             && loss == 0
+            && garbled == 0
             && self.faults.iter().all(|(_, fault)| matches!(fault, Fault::Configure { .. }))
     }
 

@@ -69,13 +69,14 @@ impl Shrinking {
 
     /// Fewer parts, better links, better clocks.
     fn simplify(&mut self) {
-        let changes: [fn(&mut Scenario); 11] = [
+        let changes: [fn(&mut Scenario); 12] = [
             |scenario| one_proxy(scenario, scenario.proxies - 1),
             |scenario| one_proxy(scenario, 1),
             one_worker,
             |scenario| scenario.endpoints = 1,
             |scenario| scenario.link.loss = 0,
             |scenario| scenario.link.twice = 0,
+            |scenario| scenario.link.garbled = 0,
             |scenario| scenario.link.spikes = 0,
             |scenario| scenario.link.delay = (scenario.link.delay.0, scenario.link.delay.0),
             |scenario| {
