@@ -4,7 +4,7 @@
 use crate::host::{self, Kind};
 use core::cell::{Cell, RefCell};
 use tollgate_core::decision::{Contention, Decision, FailCause, LeaseUse, Outcome, Part, Standing};
-use tollgate_core::policy::{Enforcement, IdentityResult, Mode, OnMissing, Plan, Policy, PolicySet, Route, Scope};
+use tollgate_core::policy::{Enforcement, IdentityResult, OnMissing, Plan, Policy, PolicySet, Route};
 use tollgate_core::units::Micros;
 
 pub(crate) struct Metrics {
@@ -233,9 +233,8 @@ impl PolicyMetrics {
     fn new(policy: &Policy) -> Self {
         let counter = |name: &str| counter(&format!("policy.{}.{name}", policy.name));
         let when = |can: bool, name: &str| if can { counter(name) } else { Metric(None) };
-        let is_leased = matches!(policy.scope, Scope::Global { mode: Mode::Leased(_), .. });
         let lease = |result: &str| {
-            if is_leased { self::counter(&format!("lease.{}.{result}", policy.name)) } else { Metric(None) }
+            if policy.is_leased() { self::counter(&format!("lease.{}.{result}", policy.name)) } else { Metric(None) }
         };
         let can_be_shadow = policy.enforce != Enforcement::On;
         let parts =

@@ -32,12 +32,16 @@ pub enum Invariant {
     /// a capacity each). What a failover loses may be spent again, and a flush fills every bucket, once each. When a
     /// limit changes, what has come back since the last charge comes at the rate of the next one, and a bucket that was
     /// full by one limit is full by the other.
+    ///
+    /// Of a leased budget every unit counts when it is charged, be it at the store or from a lease. What is lent lives on
+    /// beside a store that has lost state, or whose clock was set forward and that forgets it early: for two lives of a
+    /// lease after that nothing is promised of leased budgets, and then they may be full.
     Envelope,
     /// The same for each local and each emergency bucket of a proxy, by that proxy's clock, from its start: of what
     /// is not given back, at the time when it was taken. For as long as a request may wait after a change of a limit, the
     /// larger of the two counts; and of plans the largest, since newcomers to a full set share a bucket whatever theirs.
     LocalEnvelope,
-    /// A shared bucket has what was not spent from it, no more and no less.
+    /// A shared bucket has what was not spent from it, no more and no less; a leased one has room for what it has lent.
     Balance,
     /// A decision spends all its charges or none, and a request that is denied has spent nothing, here or there.
     AllOrNothing,
@@ -85,7 +89,7 @@ type Found = Result<(), (Invariant, String)>;
 impl Checks {
     pub fn new(scenario: &Scenario, sets: &[Rc<PolicySet>]) -> Self {
         Self {
-            shared: Shared::default(),
+            shared: Shared::new(sets),
             local: Local::new(sets),
             requests: Requests::new(scenario.ids, scenario.is_calm()),
             found: None,
@@ -112,13 +116,15 @@ impl Checks {
     }
 
     /// The store has lost what was written since `gained`; with `None` everything.
-    pub fn lost(&mut self, since: Option<Micros>) {
+    pub fn lost(&mut self, since: Option<Micros>, at: Micros) {
         self.shared.lost(since);
+        self.shared.unsettled(at);
         self.requests.unsettled();
     }
 
     /// The store's clock was set: what was remembered may be forgotten early.
-    pub fn stepped(&mut self) {
+    pub fn stepped(&mut self, at: Micros) {
+        self.shared.unsettled(at);
         self.requests.unsettled();
     }
 
@@ -149,6 +155,18 @@ impl Checks {
     pub fn decided(&mut self, decided: &Decided, owner: &Owner, set: &PolicySet, at: Micros) {
         let found = self.requests.decided(decided, set).and_then(|()| self.local.decided(decided, owner, set));
         self.note(found, at);
+    }
+
+    /// Leases have paid for a request, or for a decision in shadow.
+    pub fn spent_leases(&mut self, decided: &Decided, set: &PolicySet, gained: Micros, at: Micros) {
+        if !matches!(decided.outcome, Outcome::Admit(_)) {
+            return;
+        }
+        for charge in decided.plan.charges.iter().filter(|charge| decided.lent.contains(&charge.policy)) {
+            let Some(policy) = set.policy(charge.policy) else { continue };
+            let found = self.shared.spent_lease(&policy.name, charge, gained, at);
+            self.note(found, at);
+        }
     }
 
     /// How a request ended.

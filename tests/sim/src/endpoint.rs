@@ -96,7 +96,9 @@ impl Endpoint {
     fn answer(&mut self, call: u64) -> Option<(CallId, Vec<u8>)> {
         let open = self.calls.remove(&call)?;
         let silence = |charges: usize| match self.sabotage {
-            Some(Sabotage::SilenceAdmits) => DecisionAnswer::Admitted(vec![Admitted { remaining: 1 }; charges]),
+            Some(Sabotage::SilenceAdmits) => {
+                DecisionAnswer::Admitted(vec![Admitted { remaining: 1, lease: None }; charges])
+            }
             _ => DecisionAnswer::Failed(Failure::StoreTimeout),
         };
         let answers = open.answers.into_iter().zip(open.charges);

@@ -17,6 +17,7 @@ use crate::trace::Trace;
 use crate::worker::Worker;
 use proxies::Proxy;
 use queue::Queue;
+use std::cell::Cell;
 use std::rc::Rc;
 use tollgate_core::decision::{Admission, FailCause, Outcome, Rejection};
 use tollgate_core::limit::Limit;
@@ -27,8 +28,11 @@ use tollgate_core::wire::DecisionAnswer;
 /// How often a worker looks at deadlines while requests wait, as in the filter.
 pub const TICK: Micros = Micros::from_millis(5);
 
+/// How often a worker looks at leases, as in the filter.
+const LOOK: Micros = Micros::from_millis(250);
+
 /// How long a worker may take for what has come before a tick.
-const WORK: Micros = Micros::from_millis(2);
+const WORK: Micros = Micros::from_millis(20);
 
 /// How often the store looks for what it can forget.
 const SWEEP: Micros = Micros::from_millis(200);
@@ -54,6 +58,11 @@ enum Event {
         worker: usize,
     },
     Tick {
+        proxy: usize,
+        life: u64,
+        worker: usize,
+    },
+    Look {
         proxy: usize,
         life: u64,
         worker: usize,
@@ -94,6 +103,12 @@ pub struct Report {
     pub denied: u64,
     /// Decided by a fail mode.
     pub failed: u64,
+    /// How leases have served requests.
+    pub lease_hits: u64,
+    pub lease_misses: u64,
+    pub lease_denials: u64,
+    /// Units of leases that died before they were used.
+    pub lease_expired: u64,
     pub trace: Vec<String>,
 }
 
@@ -110,6 +125,8 @@ pub struct Run<'a> {
     checks: Checks,
     trace: Trace,
     report: Report,
+    /// How many workers there were.
+    lessees: Cell<u128>,
 }
 
 /// Runs a scenario to its end, or to the first violation.
@@ -139,6 +156,7 @@ impl<'a> Run<'a> {
             checks: Checks::new(scenario, &sets),
             trace,
             report: Report::default(),
+            lessees: Cell::new(0),
             scenario,
             sets,
         };
@@ -173,7 +191,7 @@ impl<'a> Run<'a> {
         let policies = self.sets.iter().flat_map(|set| set.policies());
         let fills = policies.flat_map(|policy| {
             let emergency = match policy.scope {
-                Scope::Global { on_failure: FailMode::Local(limit) } => Some(limit),
+                Scope::Global { on_failure: FailMode::Local(limit), .. } => Some(limit),
                 _ => None,
             };
             let limits = policy.allowances().filter_map(Allowance::limit).filter_map(|limit| match limit {
@@ -215,6 +233,7 @@ impl<'a> Run<'a> {
             Event::Restart(what) => self.restart(what),
             Event::Turn { proxy, life, worker } => self.turn(proxy, life, worker),
             Event::Tick { proxy, life, worker } => self.tick(proxy, life, worker),
+            Event::Look { proxy, life, worker } => self.look(proxy, life, worker),
             Event::Called(endpoint, call) => self.called(endpoint, &call),
             Event::Asked(question) => self.asked(&question),
             Event::Told { endpoint, life, call, place, answer } => self.told(endpoint, life, call, place, *answer),

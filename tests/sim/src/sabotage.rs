@@ -29,10 +29,14 @@ pub enum Sabotage {
     StuckBreaker,
     /// A worker lets all requests wait that come.
     EndlessQueue,
+    /// The store does not count what it has lent.
+    NoLedger,
+    /// The store takes in a report again that it has taken in.
+    ReportsCountTwice,
 }
 
 impl Sabotage {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::ForgottenSecondCharge,
         Self::ChargedDenial,
         Self::DoubleRefill,
@@ -46,5 +50,7 @@ impl Sabotage {
         Self::LostLocalWrite,
         Self::StuckBreaker,
         Self::EndlessQueue,
+        Self::NoLedger,
+        Self::ReportsCountTwice,
     ];
 }

@@ -3,12 +3,13 @@
 use crate::clock::Clock;
 use crate::sabotage::Sabotage;
 use std::collections::{BTreeMap, VecDeque};
+use tollgate_core::admit::{self, Decided, Stored};
 use tollgate_core::key::Digest;
-use tollgate_core::limit::{Limit, State, Verdict};
-use tollgate_core::units::{Micros, Tokens};
-use tollgate_core::wire::{
-    Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Denied, Failure, REMEMBERED,
-};
+use tollgate_core::lease::{LEASE_LIFE, LeaseRecord};
+use tollgate_core::limit::outstanding::Outstanding;
+use tollgate_core::limit::{Balance, Limit, State};
+use tollgate_core::units::Micros;
+use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Failure, REMEMBERED};
 
 /// For how long writes are kept that a failover may lose.
 const REPLICATION: Micros = Micros::from_secs(10);
@@ -22,9 +23,8 @@ pub struct Name {
 }
 
 impl Name {
-    #[cfg(test)]
-    pub fn of(policy: &str, key: Digest) -> Self {
-        Self { policy: policy.into(), key, group: key }
+    pub fn of(policy: &str, key: Digest, group: Digest) -> Self {
+        Self { policy: policy.into(), key, group }
     }
 }
 
@@ -32,6 +32,13 @@ impl Name {
 struct Bucket {
     state: State,
     full_at: Micros,
+}
+
+/// What is kept of a lessee, until when by the store's clock, and since when by the true one.
+struct Lent {
+    record: LeaseRecord,
+    until: Micros,
+    at: Micros,
 }
 
 /// What was admitted under an id: when by the true time, what was asked, and what was left.
@@ -59,7 +66,8 @@ pub enum Made {
 pub struct Charged {
     pub name: Name,
     pub limit: Limit,
-    pub cost: Tokens,
+    /// None of a charge that is about a lease alone.
+    pub cost: u64,
     pub before: Option<State>,
     pub after: Option<State>,
     /// What it said when it denied.
@@ -70,6 +78,8 @@ pub struct Store {
     pub clock: Clock,
     pub is_up: bool,
     buckets: BTreeMap<Name, Bucket>,
+    /// What lessees have.
+    records: BTreeMap<(Name, Digest), Lent>,
     /// In two generations.
     ids: [BTreeMap<String, Remembered>; 2],
     ids_since: Micros,
@@ -84,6 +94,7 @@ impl Store {
             clock,
             is_up: true,
             buckets: BTreeMap::new(),
+            records: BTreeMap::new(),
             ids: [BTreeMap::new(), BTreeMap::new()],
             ids_since: Micros::ZERO,
             writes: VecDeque::new(),
@@ -124,49 +135,60 @@ impl Store {
     }
 
     fn charge(&mut self, charges: &[ChargeRequest], reading: Micros, now: Micros) -> DecisionAnswer {
-        let mut steps: Vec<(&ChargeRequest, State, Verdict, bool)> = Vec::new();
-        for charge in charges {
-            let mut stored = self.state(&name(charge));
-            if let (Some(Sabotage::DoubleRefill), Some(State::TokenBucket(balance))) = (self.sabotage, &mut stored) {
+        let mut stored: Vec<Stored> = charges.iter().map(|charge| self.stored(charge)).collect();
+        if self.sabotage == Some(Sabotage::DoubleRefill) {
+            for balance in stored.iter_mut().filter_map(|stored| balance(stored.state.as_mut())) {
                 balance.at = Micros::new(balance.at.count().saturating_sub(reading.since(balance.at).count()));
             }
-            let Some(state) = charge.limit.advance(stored.as_ref(), reading) else {
-                return DecisionAnswer::Failed(Failure::StoreError);
-            };
-            let mended = stored.is_some_and(|stored| Limit::mended(&stored, &state));
-            let verdict = charge.limit.check(&state, charge.cost.0, reading);
-            steps.push((charge, state, verdict, mended));
         }
-        if steps.iter().any(|(_, _, verdict, _)| *verdict != Verdict::Admit) {
-            let spends = self.sabotage == Some(Sabotage::ChargedDenial);
-            let early = u64::from(self.sabotage == Some(Sabotage::EarlyWait));
-            let denied = steps.into_iter().map(|(charge, mut state, verdict, mended)| {
-                let remaining = charge.limit.remaining(&state, reading);
-                let spends = spends && verdict == Verdict::Admit;
-                if spends {
-                    charge.limit.spend(&mut state, charge.cost.0, reading);
-                }
-                if mended || spends {
-                    self.put(charge, state, reading, now);
-                }
-                let denied = match verdict {
-                    Verdict::Admit => None,
-                    Verdict::Wait(wait) => Some(Denial::WaitUs(wait.count() - early)),
-                    Verdict::Never => Some(Denial::OverCapacity),
-                };
-                Denied { remaining, denied }
-            });
-            return DecisionAnswer::Denied(denied.collect());
-        }
-        let admitted = steps.into_iter().enumerate().map(|(number, (charge, mut state, ..))| {
-            if number == 0 || self.sabotage != Some(Sabotage::ForgottenSecondCharge) {
-                charge.limit.spend(&mut state, charge.cost.0, reading);
+        let Some(mut decided) = admit::decide(charges, &stored, None, reading) else {
+            return DecisionAnswer::Failed(Failure::StoreError);
+        };
+        self.spoil(charges, &stored, &mut decided, reading);
+        for (charge, kept) in charges.iter().zip(decided.kept) {
+            if let Some((state, full_at)) = kept.state {
+                self.put(charge, state, full_at, now);
             }
-            let remaining = charge.limit.remaining(&state, reading);
-            self.put(charge, state, reading, now);
-            Admitted { remaining }
-        });
-        DecisionAnswer::Admitted(admitted.collect())
+            if let Some((call, record)) = charge.lease.zip(kept.record) {
+                let until = reading.plus(LEASE_LIFE).plus(LEASE_LIFE);
+                self.records.insert((name(charge), call.lessee), Lent { record, until, at: now });
+            }
+        }
+        decided.answer
+    }
+
+    /// What is wrong on purpose.
+    fn spoil(&self, charges: &[ChargeRequest], stored: &[Stored], decided: &mut Decided, reading: Micros) {
+        match (self.sabotage, &mut decided.answer) {
+            (Some(Sabotage::ForgottenSecondCharge), DecisionAnswer::Admitted(_)) => {
+                decided.kept.iter_mut().skip(1).for_each(|kept| kept.state = None);
+            }
+            (Some(Sabotage::ChargedDenial), DecisionAnswer::Denied(denied)) => {
+                for (place, charge) in charges.iter().enumerate().filter(|(place, _)| denied[*place].denied.is_none()) {
+                    let state = charge.limit.advance(stored[place].state.as_ref(), reading);
+                    let (Some(mut state), Some(cost)) = (state, charge.cost) else { continue };
+                    charge.limit.spend(&mut state, cost.0, reading);
+                    let full_at = charge.limit.full_at(&state, reading);
+                    decided.kept[place].state = Some((state, full_at));
+                }
+            }
+            (Some(Sabotage::EarlyWait), DecisionAnswer::Denied(denied)) => {
+                for denial in denied.iter_mut().filter_map(|denied| denied.denied.as_mut()) {
+                    if let Denial::WaitUs(wait) = denial {
+                        *wait -= 1;
+                    }
+                }
+            }
+            (Some(Sabotage::NoLedger), _) => {
+                for (state, _) in decided.kept.iter_mut().filter_map(|kept| kept.state.as_mut()) {
+                    balance(Some(state)).into_iter().for_each(|balance| balance.lent = Outstanding::default());
+                }
+            }
+            (Some(Sabotage::ReportsCountTwice), _) => {
+                decided.kept.iter_mut().filter_map(|kept| kept.record.as_mut()).for_each(|record| record.seq -= 1);
+            }
+            _ => {}
+        }
     }
 
     /// Forgets buckets that are full. Gives their names, and what its clock shows.
@@ -178,6 +200,7 @@ impl Store {
         let full: Vec<Name> =
             self.buckets.iter().filter(|(_, bucket)| is_full(bucket)).map(|(name, _)| name.clone()).collect();
         self.buckets.retain(|_, bucket| !is_full(bucket));
+        self.records.retain(|_, lent| lent.until > reading);
         self.writes.retain(|(at, ..)| now.since(*at) < REPLICATION);
         (full, reading)
     }
@@ -185,6 +208,7 @@ impl Store {
     /// Everything is gone.
     pub fn flush(&mut self) {
         self.buckets.clear();
+        self.records.clear();
         self.ids = Default::default();
         self.writes.clear();
     }
@@ -198,20 +222,27 @@ impl Store {
                 None => self.buckets.remove(&name),
             };
         }
+        self.records.retain(|_, lent| lent.at < since);
         self.ids.iter_mut().for_each(|ids| ids.retain(|_, (at, ..)| *at < since));
     }
 
-    /// How many buckets and ids are kept.
+    /// How many buckets, lessees and ids are kept.
     pub fn len(&self) -> usize {
-        self.buckets.len() + self.ids.iter().map(BTreeMap::len).sum::<usize>()
+        self.buckets.len() + self.records.len() + self.ids.iter().map(BTreeMap::len).sum::<usize>()
     }
 
     fn state(&self, name: &Name) -> Option<State> {
         self.buckets.get(name).map(|bucket| bucket.state.clone())
     }
 
-    fn put(&mut self, charge: &ChargeRequest, state: State, reading: Micros, now: Micros) {
-        let (name, full_at) = (name(charge), charge.limit.full_at(&state, reading));
+    fn stored(&self, charge: &ChargeRequest) -> Stored {
+        let name = name(charge);
+        let record = charge.lease.and_then(|call| self.records.get(&(name.clone(), call.lessee)));
+        Stored { state: self.state(&name), record: record.map(|lent| lent.record) }
+    }
+
+    fn put(&mut self, charge: &ChargeRequest, state: State, full_at: Micros, now: Micros) {
+        let name = name(charge);
         let before = self.buckets.insert(name.clone(), Bucket { state, full_at });
         self.writes.push_back((now, name, before));
     }
@@ -241,11 +272,22 @@ impl Store {
             let after = self.state(&name);
             let before = before.get(place).cloned().unwrap_or_else(|| after.clone());
             let denied = denied.get(place).copied().flatten();
-            Charged { name, limit: charge.limit, cost: charge.cost.0, before, after, denied }
+            Charged {
+                name,
+                limit: charge.limit,
+                cost: charge.cost.map_or(0, |cost| cost.0.count()),
+                before,
+                after,
+                denied,
+            }
         });
         let charges = charges.collect();
         Record { made, at: now, reading: self.clock.at(now), gained: self.clock.gained(now), charges }
     }
+}
+
+fn balance(state: Option<&mut State>) -> Option<&mut Balance> {
+    if let Some(State::TokenBucket(balance)) = state { Some(balance) } else { None }
 }
 
 fn name(charge: &ChargeRequest) -> Name {

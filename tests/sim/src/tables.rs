@@ -3,7 +3,7 @@
 use crate::sabotage::Sabotage;
 use std::collections::BTreeMap;
 use tollgate_core::breaker::BreakerState;
-use tollgate_core::decision::SetId;
+use tollgate_core::decision::{SetId, Table};
 use tollgate_core::policy::Sharing;
 use tollgate_core::slots::{FORMAT, SlotSet, WAYS};
 use tollgate_core::units::Micros;
@@ -12,7 +12,7 @@ use tollgate_core::units::Micros;
 pub const MAX_SET: usize = (WAYS + 128) * FORMAT;
 
 /// Which table's which set: those of a worker have its number.
-type Place = (Option<usize>, u32);
+type Place = (Table, Option<usize>, u32);
 
 /// A value and its version.
 type Stored = (Vec<u8>, u32);
@@ -52,6 +52,11 @@ impl Tables {
         true
     }
 
+    /// A worker has died, and with it what was its own.
+    pub fn forget(&mut self, worker: usize) {
+        self.sets.retain(|(table, whose, _), _| *table == Table::Buckets || *whose != Some(worker));
+    }
+
     pub fn breaker(&self, behind: bool) -> (BreakerState, Option<u32>) {
         match &self.breakers[usize::from(behind)] {
             Some((bytes, version)) => (BreakerState::decode(bytes), Some(*version)),
@@ -71,7 +76,8 @@ impl Tables {
 
     /// How many bytes of local buckets are still of use.
     pub fn kept(&self, now: Micros) -> usize {
-        let sets = self.sets.values().filter_map(|(bytes, _)| SlotSet::decode(bytes, now).ok());
+        let buckets = self.sets.iter().filter(|((table, ..), _)| *table == Table::Buckets);
+        let sets = buckets.filter_map(|(_, (bytes, _))| SlotSet::decode(bytes, now).ok());
         sets.map(|set| set.encode().len()).sum()
     }
 }
@@ -81,5 +87,5 @@ fn place(worker: usize, set: SetId) -> Place {
         Sharing::Proxy => None,
         Sharing::Worker => Some(worker),
     };
-    (worker, set.index)
+    (set.table, worker, set.index)
 }

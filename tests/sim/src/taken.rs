@@ -1,7 +1,7 @@
 //! What one request has taken from local buckets, seen from outside: by what each of its writes has changed.
 
 use std::collections::BTreeMap;
-use tollgate_core::decision::SetId;
+use tollgate_core::decision::{SetId, Table};
 use tollgate_core::key::Digest;
 use tollgate_core::limit::{Limit, TokenBucket};
 use tollgate_core::policy::{Charge, FailMode, Plan, Policy, PolicySet, Scope, Sharing};
@@ -16,7 +16,7 @@ pub type Taken = BTreeMap<usize, i128>;
 pub fn bucket(charge: &Charge, policy: &Policy) -> Option<(TokenBucket, Sharing)> {
     match (policy.scope.clone(), charge.limit) {
         (Scope::Local { sharing, .. }, Limit::TokenBucket(limit)) => Some((limit, sharing)),
-        (Scope::Global { on_failure: FailMode::Local(limit) }, _) => Some((limit, Sharing::Proxy)),
+        (Scope::Global { on_failure: FailMode::Local(limit), .. }, _) => Some((limit, Sharing::Proxy)),
         _ => None,
     }
 }
@@ -39,7 +39,7 @@ pub fn taken(plan: &Plan, set: &PolicySet, change: &Change<'_>) -> Vec<(Charge, 
     let changes = plan.charges.iter().filter_map(|charge| {
         let policy = set.policy(charge.policy)?;
         let (limit, sharing) = bucket(charge, policy)?;
-        let is_here = id == SetId { sharing, index: charge.key.share(SETS) };
+        let is_here = id == SetId { table: Table::Buckets, sharing, index: charge.key.share(SETS) };
         if !is_here {
             return None;
         }

@@ -11,10 +11,11 @@ use crate::sabotage::Sabotage;
 use crate::scenario::Request;
 use crate::tables::Tables;
 use crate::taken::{Change, Taken, taken};
-pub use site::{FIRST_SHADOW, Site};
+pub use site::{FIRST_LEASE, FIRST_SHADOW, Site};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use tollgate_core::decision::{Decision, FailCause, Outcome, Rejection, Step};
+use tollgate_core::decision::{Decision, FailCause, LeaseUse, Outcome, Rejection, Step, Table};
+use tollgate_core::key::Digest;
 use tollgate_core::policy::{Charge, Plan, PolicySet};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::DecisionAnswer;
@@ -31,6 +32,8 @@ pub enum Input {
     Woken(usize),
     /// Time has passed.
     Tick,
+    /// It is time to look at leases.
+    Look,
     /// A configuration, by its number.
     Configure(usize, Rc<PolicySet>),
 }
@@ -65,6 +68,12 @@ pub struct Decided {
     /// Its client left while it waited.
     pub left: bool,
     pub taken: Taken,
+    /// The charges that leases had the units for, by their policies.
+    pub lent: Vec<usize>,
+    /// How leases have served it.
+    pub uses: Vec<LeaseUse>,
+    /// Units of leases that died before they were used.
+    pub expired: u64,
 }
 
 /// What a worker reaches in its proxy.
@@ -90,6 +99,8 @@ pub struct Pending {
     decision: Decision,
     cause: Option<FailCause>,
     left: bool,
+    /// Its outcome is nobody's.
+    is_mute: bool,
     taken: Taken,
     /// When shared data was last read for it.
     read_at: Micros,
@@ -97,7 +108,8 @@ pub struct Pending {
 
 impl Pending {
     fn new(id: u64, decision: Decision) -> Self {
-        Self { id, decision, cause: None, left: false, taken: Taken::default(), read_at: Micros::ZERO }
+        let is_mute = id >= FIRST_LEASE;
+        Self { id, decision, cause: None, left: false, is_mute, taken: Taken::default(), read_at: Micros::ZERO }
     }
 }
 
@@ -111,16 +123,30 @@ pub struct Worker {
     /// A turn of it is due.
     pub is_awake: bool,
     pub is_ticking: bool,
+    /// A look at leases is due.
+    pub is_looking: bool,
+    next_lease: u64,
+    /// Whom leases are lent to.
+    lessee: Digest,
     ids: Option<String>,
     sabotage: Option<Sabotage>,
 }
 
 impl Worker {
     /// With `ids`, decisions are named by it and their request, and so made once however often they arrive.
-    pub fn new(life: u64, config: usize, set: Rc<PolicySet>, ids: Option<String>, sabotage: Option<Sabotage>) -> Self {
+    pub fn new(
+        life: u64,
+        lessee: Digest,
+        config: usize,
+        set: Rc<PolicySet>,
+        ids: Option<String>,
+        sabotage: Option<Sabotage>,
+    ) -> Self {
         let sites = vec![Site::new(config, set, ids.clone(), sabotage)];
         let (inbox, jobs) = Default::default();
-        Self { inbox, jobs, sites, ids, life, is_awake: false, is_ticking: false, sabotage }
+        let next_lease = FIRST_LEASE;
+        let (is_awake, is_ticking, is_looking) = Default::default();
+        Self { inbox, jobs, sites, ids, life, is_awake, is_ticking, is_looking, next_lease, lessee, sabotage }
     }
 
     pub fn push(&mut self, input: Input) {
@@ -135,6 +161,11 @@ impl Worker {
     /// Whether anybody waits for the endpoint, so that the clock is to be watched.
     pub fn is_waiting(&self) -> bool {
         self.sites.iter().any(Site::is_waiting)
+    }
+
+    /// Whether leases are to be looked at.
+    pub fn has_leases(&self) -> bool {
+        self.sites.iter().any(|site| !site.leases.is_empty())
     }
 
     /// Whether a call has not ended yet.
@@ -175,6 +206,7 @@ impl Worker {
                     self.send_due(site, host);
                 }
             }
+            Some(Input::Look) => self.look(),
             Some(Input::Configure(config, set)) => {
                 self.sites.push(Site::new(config, set, self.ids.clone(), self.sabotage));
             }
@@ -186,12 +218,13 @@ impl Worker {
         let site = self.sites.len() - 1;
         let set = Rc::clone(&self.sites[site].set);
         let plan = set.plan(&Facts::of(&request));
+        let lessee = self.lessee;
         for charge in &plan.shadows {
             let id = FIRST_SHADOW + number as u64 * 64 + charge.policy as u64;
-            let pending = Pending::new(id, Decision::shadow(&plan, charge, &set));
+            let pending = Pending::new(id, Decision::shadow(&plan, charge, &set, lessee));
             self.jobs.push_back(Job { site, pending, settling: false });
         }
-        let pending = Pending::new(number as u64, Decision::new(plan, &set));
+        let pending = Pending::new(number as u64, Decision::new(plan, &set, lessee));
         self.jobs.push_back(Job { site, pending, settling: false });
     }
 
@@ -206,6 +239,7 @@ impl Worker {
                 (None, Ok(_)) => {}
             }
         }
+        self.retry(call.site, host);
         self.send_due(call.site, host);
     }
 
@@ -226,7 +260,16 @@ impl Worker {
 
     /// There is no verdict: the fail modes decide, but for a policy in shadow, which then has no outcome.
     fn unanswered(&mut self, site: usize, mut pending: Pending, cause: FailCause, silent: bool) {
+        if pending.id >= FIRST_LEASE {
+            pending.decision.failed(&self.sites[site].set);
+            self.jobs.push_back(Job { site, pending, settling: true });
+            return;
+        }
         if pending.id >= FIRST_SHADOW {
+            // Its own outcome is nobody's, but its leases are to know.
+            pending.decision.abandon();
+            pending.is_mute = true;
+            self.jobs.push_back(Job { site, pending, settling: true });
             return;
         }
         if silent {
@@ -262,9 +305,20 @@ impl Worker {
     }
 
     fn done(&mut self, job: Job, outcome: Outcome, host: &mut Host<'_>) {
-        let Pending { id, decision, cause, left, taken, .. } = job.pending;
+        let Pending { id, mut decision, cause, left, is_mute, taken, .. } = job.pending;
+        if is_mute {
+            if !decision.is_lent(host.now) {
+                let keys: Vec<Digest> = decision.plan().charges.iter().map(|charge| charge.key).collect();
+                self.sites[job.site].leases.retain(|charge| !keys.contains(&charge.key));
+            }
+            return;
+        }
+        let served: Vec<(usize, LeaseUse)> = decision.lease_uses().collect();
+        let lent = served.iter().filter(|(_, how)| *how == LeaseUse::Hit).map(|(policy, _)| *policy).collect();
+        let (uses, expired) = (served.into_iter().map(|(_, how)| how).collect(), decision.take_expired());
         let (plan, config) = (decision.plan().clone(), self.sites[job.site].config);
-        host.effects.push(Effect::Decided(Box::new(Decided { id, outcome, plan, config, cause, left, taken })));
+        let decided = Decided { id, outcome, plan, config, cause, left, taken, lent, uses, expired };
+        host.effects.push(Effect::Decided(Box::new(decided)));
     }
 
     fn leave(&mut self, id: u64) {
@@ -277,11 +331,90 @@ impl Worker {
         }
     }
 
+    /// What waits to be sent, and asks only for what others were just lent, is decided again.
+    fn retry(&mut self, site: usize, host: &mut Host<'_>) {
+        for id in self.sites[site].gather.waiting() {
+            let here = &mut self.sites[site];
+            if !here.pending.get_mut(&id).is_some_and(|pending| pending.decision.retry()) {
+                continue;
+            }
+            if let Some(pending) = here.pending.remove(&id) {
+                self.again(Job { site, pending, settling: false }, host);
+            }
+        }
+    }
+
+    /// In one turn, as the filter does it.
+    fn again(&mut self, mut job: Job, host: &mut Host<'_>) {
+        let (site, id) = (job.site, job.pending.id);
+        let set = Rc::clone(&self.sites[site].set);
+        loop {
+            match job.pending.decision.step(&set, host.now) {
+                Step::Ask => {
+                    self.renew(&mut job);
+                    self.sites[site].pending.insert(id, job.pending);
+                    return;
+                }
+                Step::Done(outcome) => {
+                    self.renew(&mut job);
+                    self.sites[site].gather.leave(id);
+                    return self.done(job, outcome, host);
+                }
+                step => self.touch(&mut job, &set, step, host),
+            }
+        }
+    }
+
+    /// Has leases renewed in the background.
+    fn renew(&mut self, job: &mut Job) {
+        let set = Rc::clone(&self.sites[job.site].set);
+        for decision in job.pending.decision.take_renewals(&set) {
+            self.start(job.site, decision);
+        }
+    }
+
+    fn start(&mut self, site: usize, decision: Decision) {
+        let pending = Pending::new(self.next_lease, decision);
+        self.next_lease += 1;
+        self.jobs.push_back(Job { site, pending, settling: false });
+    }
+
+    /// Leases that nobody uses any more are given back.
+    fn look(&mut self) {
+        for site in 0..self.sites.len() {
+            let set = Rc::clone(&self.sites[site].set);
+            let leases = self.sites[site].leases.clone();
+            for decision in leases.iter().filter_map(|charge| Decision::give_back(charge, &set)) {
+                self.start(site, decision);
+            }
+        }
+    }
+
     /// Reads or writes once, or goes on with what that has led to.
     fn advance(&mut self, mut job: Job, host: &mut Host<'_>) {
         let set = Rc::clone(&self.sites[job.site].set);
+        match job.pending.decision.step(&set, host.now) {
+            Step::Ask if job.settling => {
+                let nobody = Outcome::Reject(Rejection::Unavailable { policies: Vec::new() });
+                return self.done(job, nobody, host);
+            }
+            Step::Ask => {
+                self.renew(&mut job);
+                return self.ask(job, host.now);
+            }
+            Step::Done(outcome) => {
+                self.renew(&mut job);
+                return self.done(job, outcome, host);
+            }
+            step => self.touch(&mut job, &set, step, host),
+        }
+        self.jobs.push_front(job);
+    }
+
+    /// Reads or writes a set.
+    fn touch(&mut self, job: &mut Job, set: &PolicySet, step: Step, host: &mut Host<'_>) {
         let pending = &mut job.pending;
-        match pending.decision.step(&set, host.now) {
+        match step {
             Step::Read(id) => {
                 let stored = host.tables.read(host.worker, id);
                 pending.read_at = host.now;
@@ -294,10 +427,10 @@ impl Worker {
                     && host.now.count().is_multiple_of(2);
                 let before = host.tables.read(host.worker, id).map(|(bytes, _)| bytes).unwrap_or_default();
                 let done = skips || host.tables.write(host.worker, id, &bytes, version);
-                if done {
+                if done && id.table == Table::Buckets {
                     let after = host.tables.read(host.worker, id).map(|(bytes, _)| bytes).unwrap_or_default();
                     let change = Change { set: id, from: &before, read_at: pending.read_at, to: &after, now: host.now };
-                    for (charge, units) in taken(pending.decision.plan(), &set, &change) {
+                    for (charge, units) in taken(pending.decision.plan(), set, &change) {
                         *pending.taken.entry(charge.policy).or_default() += units;
                         let config = self.sites[job.site].config;
                         host.effects.push(Effect::Took { id: pending.id, config, charge, units });
@@ -305,13 +438,7 @@ impl Worker {
                 }
                 pending.decision.written(done);
             }
-            Step::Ask if job.settling => {
-                let nobody = Outcome::Reject(Rejection::Unavailable { policies: Vec::new() });
-                return self.done(job, nobody, host);
-            }
-            Step::Ask => return self.ask(job, host.now),
-            Step::Done(outcome) => return self.done(job, outcome, host),
+            Step::Ask | Step::Done(_) => {}
         }
-        self.jobs.push_front(job);
     }
 }

@@ -26,6 +26,8 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
         Sabotage::KeptHold => &[Invariant::AllOrNothing],
         Sabotage::LostLocalWrite => &[Invariant::AllOrNothing, Invariant::LocalEnvelope],
         Sabotage::StuckBreaker => &[Invariant::Liveness],
+        // Counted twice, a report brings back what it has brought back, or makes room for what is lent.
+        Sabotage::NoLedger | Sabotage::ReportsCountTwice => &[Invariant::Envelope],
         Sabotage::EndlessQueue => &[Invariant::Bounded, Invariant::Waiter],
     }
 }

@@ -219,7 +219,9 @@ fn step(buckets: &mut [Bucket], lost: &mut Option<u64>, case: u64, random: &mut 
         stored.push((key.clone(), bucket.stored.get(&key).cloned()));
         let lessee = &mut bucket.lessees[usize::from(number)];
         // Some answers never arrive.
-        if let Some(LeaseAnswer { seq, units }) = answer.filter(|_| call.seq == lessee.seq && !random.next().is_multiple_of(4)) {
+        if let Some(LeaseAnswer { seq, units }) =
+            answer.filter(|_| call.seq == lessee.seq && !random.next().is_multiple_of(4))
+        {
             (lessee.acked, lessee.units) = (seq, units);
         }
     }

@@ -180,6 +180,12 @@ impl Policy {
         self.overflow
     }
 
+    /// Whether proxies decide by leases of it, as far as they have any.
+    #[must_use]
+    pub const fn is_leased(&self) -> bool {
+        matches!(self.scope, Scope::Global { mode: Mode::Leased(_), .. })
+    }
+
     /// Everything that it admits, with and without a plan.
     pub fn allowances(&self) -> impl Iterator<Item = &Allowance> {
         let plans = self.plans.iter().flat_map(|plans| plans.allowances.iter().map(|(_, allowance)| allowance));

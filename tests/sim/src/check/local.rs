@@ -74,7 +74,10 @@ impl Local {
             let cost = i128::from(charge.cost.count());
             let is_spent = match (&decided.outcome, &policy.scope) {
                 (Outcome::Admit(_), Scope::Local { .. }) => true,
-                (Outcome::Admit(admission), _) => *admission == Admission::FailedLocal && !is_shadow,
+                // Where a lease has paid, nothing has failed.
+                (Outcome::Admit(admission), _) => {
+                    *admission == Admission::FailedLocal && !is_shadow && !decided.lent.contains(&charge.policy)
+                }
                 // A guard charges what others reject, if it has the units itself.
                 (Outcome::Reject(_), Scope::Local { charge_always: true, .. }) => taken != 0,
                 (Outcome::Reject(_), _) => false,

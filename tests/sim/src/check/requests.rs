@@ -2,11 +2,11 @@
 
 use super::{Found, Invariant};
 use crate::store::{Made, Record};
-use crate::worker::{Decided, FIRST_SHADOW};
+use crate::worker::{Decided, FIRST_LEASE, FIRST_SHADOW};
 use std::collections::{BTreeMap, BTreeSet};
-use tollgate_core::decision::{Admission, FailCause, Outcome, Rejection};
+use tollgate_core::decision::{Admission, FailCause, LeaseUse, Outcome, Rejection};
 use tollgate_core::key::Digest;
-use tollgate_core::policy::{FailMode, PolicySet, Scope};
+use tollgate_core::policy::{FailMode, Policy, PolicySet, Scope};
 
 pub struct Requests {
     ids: bool,
@@ -61,8 +61,11 @@ impl Requests {
     }
 
     pub fn stored(&mut self, request: u64, record: &Record) -> Found {
+        if request >= FIRST_LEASE {
+            return Ok(());
+        }
         let asked = self.asked.entry(request).or_default();
-        asked.charges = record.charges.iter().map(|charged| (charged.name.key, charged.cost.count())).collect();
+        asked.charges = record.charges.iter().map(|charged| (charged.name.key, charged.cost)).collect();
         match record.made {
             Made::Denied => asked.denied += 1,
             Made::Again | Made::Failed => {}
@@ -96,7 +99,9 @@ impl Requests {
         let id = decided.id;
         let scopes = decided.plan.charges.iter().filter_map(|charge| Some((charge, set.policy(charge.policy)?)));
         let global: Vec<(Digest, u64)> = scopes
-            .filter(|(_, policy)| matches!(policy.scope, Scope::Global { .. }))
+            .filter(|(charge, policy)| {
+                matches!(policy.scope, Scope::Global { .. }) && !decided.lent.contains(&charge.policy)
+            })
             .map(|(charge, _)| (charge.key, charge.cost.count()))
             .collect();
         match &decided.outcome {
@@ -109,7 +114,8 @@ impl Requests {
                 let is_global = |policy: &usize| {
                     set.policy(*policy).is_some_and(|policy| matches!(policy.scope, Scope::Global { .. }))
                 };
-                if policies.iter().any(is_global) && asked.denied == 0 {
+                let was_told = asked.denied > 0 || decided.uses.contains(&LeaseUse::Denied);
+                if policies.iter().any(is_global) && !was_told {
                     return Err((Invariant::AllOrNothing, format!("request {id} was denied, and the store never did")));
                 }
                 if !policies.iter().any(is_global) && asked.admitted + asked.denied > 0 {
@@ -128,18 +134,21 @@ impl Requests {
             .plan
             .charges
             .iter()
+            .filter(|charge| !decided.lent.contains(&charge.policy))
             .filter_map(|charge| match set.policy(charge.policy)?.scope {
-                Scope::Global { on_failure } => Some(on_failure),
+                Scope::Global { on_failure, .. } => Some(on_failure),
                 Scope::Local { .. } => None,
             })
             .collect();
+        let is_leased =
+            decided.plan.charges.iter().filter_map(|charge| set.policy(charge.policy)).any(Policy::is_leased);
         let is_closed = modes.contains(&FailMode::Closed);
         let is_local = modes.iter().any(|mode| matches!(mode, FailMode::Local(_)));
         let (fits, fails) = match &decided.outcome {
             Outcome::Admit(Admission::FailedOpen) => (!is_closed && !is_local, true),
-            Outcome::Admit(Admission::FailedLocal) | Outcome::Reject(Rejection::Denied { emergency: true, .. }) => {
-                (!is_closed && is_local, true)
-            }
+            Outcome::Admit(Admission::FailedLocal) => (!is_closed && is_local, true),
+            // What leases had paid is given back by now, so it is not known of which policies the endpoint was asked.
+            Outcome::Reject(Rejection::Denied { emergency: true, .. }) => ((!is_closed || is_leased) && is_local, true),
             Outcome::Reject(Rejection::Unavailable { .. }) => (is_closed, true),
             _ => (true, false),
         };

@@ -3,13 +3,20 @@
 use super::reference::Reference;
 use super::{Found, Invariant};
 use crate::store::{Charged, Made, Name, Record};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+use tollgate_core::lease::LEASE_LIFE;
 use tollgate_core::limit::{Limit, State, TokenBucket};
+use tollgate_core::policy::{Charge, PolicySet};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::Denial;
 
 #[derive(Default)]
 pub struct Shared {
+    /// The policies that are leased.
+    leased: BTreeSet<String>,
+    /// Until then nothing is promised of leased budgets.
+    unsettled_until: Micros,
     /// By the time that the store's clock has gone forward.
     envelopes: BTreeMap<Name, Reference>,
     /// What the store should have, by what its clock shows; none for a bucket that it has forgotten.
@@ -27,19 +34,66 @@ struct Write {
     ledger: Option<Reference>,
 }
 
+/// Two lives of a lease, by any clock.
+const LIVES: Micros = Micros::new(LEASE_LIFE.count() * 2 + 10_000);
+
 /// More than are made within the longest time that a failover loses.
 const MAX_WRITES: usize = 16_384;
 
 impl Shared {
+    pub fn new(sets: &[Rc<PolicySet>]) -> Self {
+        let policies = sets.iter().flat_map(|set| set.policies());
+        let leased = policies.filter(|policy| policy.is_leased());
+        Self { leased: leased.map(|policy| policy.name.clone()).collect(), ..Self::default() }
+    }
+
+    /// The store has lost state, or its clock was set.
+    pub fn unsettled(&mut self, at: Micros) {
+        self.unsettled_until = at.plus(LIVES);
+    }
+
+    /// A lease has paid for a request.
+    pub fn spent_lease(&mut self, policy: &str, charge: &Charge, gained: Micros, at: Micros) -> Found {
+        let Limit::TokenBucket(limit) = charge.limit else { return Ok(()) };
+        self.spend_leased(&Name::of(policy, charge.key, charge.group), &limit, charge.cost.count(), gained, at)
+    }
+
+    fn spend_leased(&mut self, name: &Name, limit: &TokenBucket, units: u64, gained: Micros, at: Micros) -> Found {
+        if at < self.unsettled_until {
+            self.envelopes.remove(name);
+            return Ok(());
+        }
+        self.spend(name, limit, units, gained)
+    }
+
+    /// A bucket that lends, after a decision.
+    fn lent(&mut self, charged: &Charged, limit: &TokenBucket, record: &Record) -> Found {
+        if record.made == Made::Admitted {
+            self.spend_leased(&charged.name, limit, charged.cost, record.gained, record.at)?;
+        }
+        let Some(State::TokenBucket(there)) = &charged.after else { return Ok(()) };
+        let (tokens, lent, capacity) = (there.tokens, there.lent.total(), limit.capacity.count());
+        if tokens + lent > capacity {
+            let what =
+                format!("{} has {tokens} units, has lent {lent}, and has room for {capacity}", charged.name.policy);
+            return Err((Invariant::Balance, what));
+        }
+        Ok(())
+    }
+
     pub fn stored(&mut self, record: &Record) -> Found {
         if matches!(record.made, Made::Again | Made::Failed) {
             return Ok(());
         }
         for charged in &record.charges {
             let Limit::TokenBucket(limit) = charged.limit else { continue };
+            if self.leased.contains(&charged.name.policy) {
+                self.lent(charged, &limit, record)?;
+                continue;
+            }
             let before = self.envelopes.get(&charged.name).cloned();
             if record.made == Made::Admitted {
-                self.spend(&charged.name, &limit, charged.cost.count(), record.gained)?;
+                self.spend(&charged.name, &limit, charged.cost, record.gained)?;
             }
             self.keep(charged, &limit, record, before)?;
         }
@@ -74,7 +128,7 @@ impl Shared {
         let changed = ledger.bucket() != *limit;
         ledger.limit(*limit);
         ledger.advance(reading);
-        let spent = if made == Made::Admitted { charged.cost.count() } else { 0 };
+        let spent = if made == Made::Admitted { charged.cost } else { 0 };
         ledger.drain(spent);
         let should = ledger.units();
         let Some(State::TokenBucket(there)) = charged.limit.advance(charged.after.as_ref(), reading) else {
@@ -83,7 +137,7 @@ impl Shared {
         // A fraction of a unit is dropped when the rate changes.
         if there.tokens > should || there.tokens + u64::from(changed) < should {
             let verb = if made == Made::Admitted { "admitted" } else { "denied" };
-            let cost = charged.cost.count();
+            let cost = charged.cost;
             let what = format!(
                 "{} {} has {} units and should have {should}, after a request of {cost} was {verb}",
                 name.policy, name.key, there.tokens,
@@ -129,7 +183,9 @@ impl Shared {
     /// each bucket.
     pub fn lost(&mut self, since: Option<Micros>) {
         let Some(since) = since else {
-            *self = Self::default();
+            self.envelopes.clear();
+            self.ledger.clear();
+            self.writes.clear();
             return;
         };
         while self.writes.back().is_some_and(|write| write.at >= since) {
@@ -143,7 +199,7 @@ impl Shared {
 /// Whether what a bucket says of a denied request is so: that it has the units, or when it will have them if nobody
 /// else comes, and not a microsecond before.
 fn is_true(charged: &Charged, ledger: &Reference, reading: Micros) -> Found {
-    let cost = charged.cost.count();
+    let cost = charged.cost;
     let has_at = |at: Micros| {
         let mut then = ledger.clone();
         then.advance(at);

@@ -5,6 +5,7 @@ use crate::store::{Charged, Made};
 use crate::taken::Taken;
 use tollgate_core::decision::{Admission, FailCause, Rejection};
 use tollgate_core::key::{Digest, HashKey};
+use tollgate_core::limit::outstanding::Outstanding;
 use tollgate_core::limit::{Balance, Limit, State, TokenBucket};
 use tollgate_core::policy::Plan;
 use tollgate_core::units::{RefillRate, Tokens};
@@ -31,7 +32,7 @@ fn key(number: u8) -> Digest {
 }
 
 fn holds(tokens: u64, at: Micros) -> Option<State> {
-    Some(State::TokenBucket(Balance { tokens, fraction: 0, period: 1_000_000, at }))
+    Some(State::TokenBucket(Balance { tokens, fraction: 0, period: 1_000_000, at, lent: Outstanding::default() }))
 }
 
 impl History {
@@ -50,9 +51,9 @@ impl History {
             let state = |tokens: Option<u64>| tokens.and_then(|tokens| holds(tokens, self.now));
             let (before, after) = left[number];
             Charged {
-                name: Name::of("policy", key(number as u8)),
+                name: Name::of("policy", key(number as u8), key(number as u8)),
                 limit: Limit::TokenBucket(limit()),
-                cost: Tokens::new(cost).unwrap(),
+                cost,
                 before: state(before),
                 after: state(after),
                 denied: None,
@@ -71,7 +72,18 @@ impl History {
     /// The one policy's request ends.
     fn end(&mut self, id: u64, outcome: Outcome, cause: Option<FailCause>) {
         let plan: Plan = self.set.plan(&crate::facts::Facts::of(&crate::generate::scenario(1).requests[0]));
-        let decided = Decided { id, outcome, plan, config: 0, cause, left: false, taken: Taken::default() };
+        let decided = Decided {
+            id,
+            outcome,
+            plan,
+            config: 0,
+            cause,
+            left: false,
+            taken: Taken::default(),
+            lent: Vec::new(),
+            uses: Vec::new(),
+            expired: 0,
+        };
         let owner = Owner { proxy: 0, life: 0, worker: 0, now: self.now };
         self.checks.decided(&decided, &owner, &self.set, self.now);
     }
@@ -121,7 +133,7 @@ fn a_bucket_that_is_lost_is_found_unless_the_store_has_lost_its_writes() {
         let mut history = History::new();
         history.admit(1, 10, None);
         if is_known {
-            history.checks.lost(None);
+            history.checks.lost(None, history.now);
         }
         history.admit(2, 10, None);
         assert_eq!(history.found().is_none(), is_known);
@@ -134,7 +146,7 @@ fn what_a_failover_loses_can_be_spent_once_more_and_no_more_than_that() {
     history.admit(1, 4, None);
     history.now = NOW.plus(Micros::new(1));
     history.admit(2, 6, Some(6));
-    history.checks.lost(Some(history.now));
+    history.checks.lost(Some(history.now), history.now);
     history.admit(3, 6, Some(6));
     assert_eq!(history.checks.found, None);
     history.admit(4, 1, Some(1));
@@ -147,7 +159,7 @@ fn a_decision_that_is_made_twice_under_one_id_is_found() {
         let mut history = History::new();
         history.admit(1, 1, None);
         if is_lost {
-            history.checks.lost(None);
+            history.checks.lost(None, history.now);
         }
         history.admit(1, 1, if is_lost { None } else { Some(9) });
         assert_eq!(history.found(), (!is_lost).then_some(Invariant::Once));

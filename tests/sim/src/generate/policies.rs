@@ -92,7 +92,9 @@ fn policies(random: &mut Random) -> Vec<Value> {
             1 => json!("closed"),
             _ => json!({"local": limit(random)}),
         };
-        if random.once_in(4) {
+        if random.once_in(2) {
+            lease(&mut policy, random);
+        } else if random.once_in(4) {
             policy["plans"] = json!({"by": {"header": "x-plan"}, "gold": limit(random)});
         }
         if random.once_in(6) {
@@ -101,6 +103,16 @@ fn policies(random: &mut Random) -> Vec<Value> {
         all.push(policy);
     }
     all
+}
+
+/// Some are large enough for leases, and some stay exact by themselves.
+fn lease(policy: &mut Value, random: &mut Random) {
+    let capacity = random.pick(&[5, 20, 100, 400]);
+    let refill = random.pick(&["1/s", "20/s", "200/s", "1000/s", "7/10s"]);
+    policy["limit"] = json!({"token_bucket": {"capacity": capacity, "refill": refill}});
+    policy["mode"] = "leased".into();
+    policy["sharing"] = random.pick(&["proxy", "worker"]).into();
+    policy["lost_state"] = "full".into();
 }
 
 fn limit(random: &mut Random) -> Value {
@@ -112,7 +124,8 @@ fn limit(random: &mut Random) -> Value {
 
 /// Another limit, here and there.
 fn change(policy: &mut Value, random: &mut Random) {
-    if random.once_in(2) {
+    // Of a leased one the limit stays: a lease of the former one lives on, and nothing exact is promised of that.
+    if random.once_in(2) && policy["mode"] != "leased" {
         policy["limit"] = limit(random);
     }
     if policy["on_failure"].is_object() && random.once_in(2) {

@@ -46,12 +46,12 @@ impl Run<'_> {
                 let since = Micros::new(self.now.count().saturating_sub(lag.count()));
                 self.store.lose_since(since);
                 self.store.clock.step(self.now, step, ppm);
-                self.checks.lost(Some(since));
+                self.checks.lost(Some(since), self.now);
             }
             Fault::ClockStep { by } => {
                 let ppm = self.store.clock.ppm();
                 self.store.clock.step(self.now, by, ppm);
-                self.checks.stepped();
+                self.checks.stepped(self.now);
             }
             Fault::Partition { one, other, .. } => self.network.cut(one, other, until),
             Fault::Storm { link, .. } => self.network.storm(link, until),
@@ -61,7 +61,7 @@ impl Run<'_> {
 
     fn flush(&mut self) {
         self.store.flush();
-        self.checks.lost(None);
+        self.checks.lost(None, self.now);
     }
 
     pub(super) fn configure(&mut self, number: usize, config: usize) {

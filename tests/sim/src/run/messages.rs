@@ -31,8 +31,10 @@ impl Run<'_> {
         let Question { endpoint, life, call, place, request, .. } = *question;
         let (answer, record) = self.store.decide(&question.decision, self.now);
         self.trace.note(self.now, || {
-            let charges =
-                record.charges.iter().map(|charged| format!("{} {}", charged.cost.count(), charged.name.policy));
+            let charges = record
+                .charges
+                .iter()
+                .map(|charged| format!("{} {}:{:.4}", charged.cost, charged.name.policy, charged.name.key.to_string()));
             let charges: Vec<String> = charges.collect();
             let reading = record.reading.count();
             format!("store at {reading}: request {request} for {}: {:?}, {answer:?}", charges.join(", "), record.made)

@@ -1,6 +1,6 @@
 //! What happens in the proxies: requests come, workers take their turns, and what they do is seen and checked.
 
-use super::{Event, Run, TICK, WORK};
+use super::{Event, LOOK, Run, TICK, WORK};
 use crate::check::Owner;
 use crate::clock::Clock;
 use crate::endpoint::{Call, CallId};
@@ -9,7 +9,8 @@ use crate::random::Random;
 use crate::tables::Tables;
 use crate::worker::{Decided, Effect, FIRST_SHADOW, Host, Input, Worker};
 use std::rc::Rc;
-use tollgate_core::decision::FailCause;
+use tollgate_core::decision::{FailCause, LeaseUse};
+use tollgate_core::key::Digest;
 use tollgate_core::units::Micros;
 
 pub struct Proxy {
@@ -35,7 +36,10 @@ impl Run<'_> {
 
     fn worker(&self, life: u64, config: usize) -> Worker {
         let ids = self.scenario.ids.then(|| self.scenario.seed.to_string());
-        Worker::new(life, config, Rc::clone(&self.sets[config]), ids, self.sabotage)
+        // Each that starts is another one.
+        self.lessees.set(self.lessees.get() + 1);
+        let lessee = Digest::from_bytes(self.lessees.get().to_le_bytes());
+        Worker::new(life, lessee, config, Rc::clone(&self.sets[config]), ids, self.sabotage)
     }
 
     /// A worker dies alone, with what waits there.
@@ -44,6 +48,7 @@ impl Run<'_> {
         if proxy.is_up {
             let life = proxy.workers[worker].life + (1 << 8);
             self.proxies[number].workers[worker] = self.worker(life, proxy.config);
+            self.proxies[number].tables.forget(worker);
             self.forget(number, Some(worker));
         }
     }
@@ -117,6 +122,10 @@ impl Run<'_> {
             let next = self.now.plus(proxy.clock.wait(TICK));
             self.queue.push(next, Event::Tick { proxy: number, life, worker });
         }
+        if at_work.has_leases() && !std::mem::replace(&mut at_work.is_looking, true) {
+            let next = self.now.plus(proxy.clock.wait(LOOK));
+            self.queue.push(next, Event::Look { proxy: number, life, worker });
+        }
         let owner = Owner { proxy: number, life: proxy.life, worker, now };
         for effect in effects {
             match effect {
@@ -150,15 +159,36 @@ impl Run<'_> {
         self.wake(number, worker);
     }
 
+    pub(super) fn look(&mut self, number: usize, life: u64, worker: usize) {
+        let proxy = &mut self.proxies[number];
+        if proxy.workers[worker].life != life || !proxy.is_up {
+            return;
+        }
+        proxy.workers[worker].is_looking = false;
+        proxy.workers[worker].push(Input::Look);
+        self.wake(number, worker);
+    }
+
     fn decided(&mut self, decided: &Decided, owner: &Owner) {
         let set = Rc::clone(&self.sets[decided.config]);
         self.trace.note(self.now, || {
             let Decided { id, outcome, cause, .. } = decided;
             let (what, number) = if *id < FIRST_SHADOW { ("request", *id) } else { ("shadow", *id - FIRST_SHADOW) };
             let why = cause.map_or(String::new(), |cause| format!(", because of {}", cause.name()));
-            format!("proxy {}.{}: {what} {number} ended {outcome:?}{why}", owner.proxy, owner.worker)
+            let paid = decided.plan.charges.iter().filter(|charge| decided.lent.contains(&charge.policy));
+            let paid = paid.fold(String::new(), |text, charge| format!("{text}, lent {:.4}", charge.key.to_string()));
+            format!("proxy {}.{}: {what} {number} ended {outcome:?}{why}{paid}", owner.proxy, owner.worker)
         });
         self.checks.decided(decided, owner, &set, self.now);
+        self.checks.spent_leases(decided, &set, self.store.clock.gained(self.now), self.now);
+        for how in &decided.uses {
+            *match how {
+                LeaseUse::Hit => &mut self.report.lease_hits,
+                LeaseUse::Miss => &mut self.report.lease_misses,
+                LeaseUse::Denied => &mut self.report.lease_denials,
+            } += 1;
+        }
+        self.report.lease_expired += decided.expired;
         if decided.id < FIRST_SHADOW {
             self.count(&decided.outcome);
         }
@@ -185,7 +215,11 @@ impl Run<'_> {
         let end = self.now.plus(proxy.clock.wait(timeout));
         self.trace.note(self.now, || {
             let CallId { proxy, worker, token, .. } = id;
-            format!("proxy {proxy}.{worker}: call {token} to endpoint {endpoint} for requests {:?}", call.requests)
+            let leases = crate::trace::leases(&call.body);
+            format!(
+                "proxy {proxy}.{worker}: call {token} to endpoint {endpoint} for requests {:?}{leases}",
+                call.requests
+            )
         });
         // The host ends every call, whatever becomes of it.
         self.queue.push(end, Event::Ended(id, Err(FailCause::Timeout)));

@@ -7,18 +7,23 @@ use std::rc::Rc;
 use tollgate_core::breaker::{Breaker, BreakerState, Gate};
 use tollgate_core::decision::FailCause;
 use tollgate_core::gather::{Gather, TooManyInFlight};
-use tollgate_core::policy::{Endpoint, PolicySet};
+use tollgate_core::policy::{Charge, Endpoint, PolicySet};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{AdmitAnswer, AdmitRequest, DecisionId};
 
 /// The first id of a decision in shadow.
 pub const FIRST_SHADOW: u64 = 1 << 32;
 
+/// The first id of a decision that is about a lease alone.
+pub const FIRST_LEASE: u64 = 1 << 48;
+
 pub struct Site {
     pub config: usize,
     pub set: Rc<PolicySet>,
     pub gather: Gather,
     pub pending: BTreeMap<u64, Pending>,
+    /// What leases were asked for.
+    pub leases: Vec<Charge>,
     /// No call is made before, so far as this worker knows.
     pub open_until: Micros,
     /// The site's turn to send is due.
@@ -41,6 +46,7 @@ impl Site {
             set,
             gather,
             pending: BTreeMap::new(),
+            leases: Vec::new(),
             open_until: Micros::ZERO,
             woken: false,
             is_failing: [false; 2],
@@ -84,15 +90,28 @@ impl Site {
             self.next_token += 1;
             self.gather.sent(due.len(), token, host.now);
             let timeout = self.set.endpoint.as_ref().map_or(Micros::ZERO, |endpoint| endpoint.timeout);
+            self.note_leases(&due);
             let body = self.body(&due);
             host.effects.push(Effect::Call { site, token, requests: due, body, timeout });
+        }
+    }
+
+    fn note_leases(&mut self, ids: &[u64]) {
+        let borrowed = ids.iter().flat_map(|id| self.pending[id].decision.borrows());
+        for charge in borrowed.cloned().collect::<Vec<_>>() {
+            if self.leases.iter().all(|known| known.key != charge.key) {
+                self.leases.push(charge);
+            }
         }
     }
 
     fn body(&self, ids: &[u64]) -> Vec<u8> {
         let decisions = ids.iter().map(|id| {
             let mut decision = self.pending[id].decision.request(&self.set);
-            decision.id = self.ids.as_ref().and_then(|name| DecisionId::try_from(format!("{name}.{id}")).ok());
+            // What is about a lease alone has a number of its own.
+            let named = *id < FIRST_LEASE;
+            decision.id =
+                self.ids.as_ref().filter(|_| named).and_then(|name| DecisionId::try_from(format!("{name}.{id}")).ok());
             decision
         });
         serde_json::to_vec(&AdmitRequest { decisions: decisions.collect() }).expect("a batch can be written")
