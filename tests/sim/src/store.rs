@@ -5,7 +5,7 @@ use crate::sabotage::Sabotage;
 use std::collections::{BTreeMap, VecDeque};
 use tollgate_core::admit::{self, Decided, Stored};
 use tollgate_core::key::Digest;
-use tollgate_core::lease::{LEASE_LIFE, LeaseRecord};
+use tollgate_core::lease::{LEASE_LIFE, LeaseRecord, Settled};
 use tollgate_core::limit::outstanding::Outstanding;
 use tollgate_core::limit::{Balance, Limit, State};
 use tollgate_core::units::Micros;
@@ -185,7 +185,15 @@ impl Store {
                 }
             }
             (Some(Sabotage::ReportsCountTwice), _) => {
-                decided.kept.iter_mut().filter_map(|kept| kept.record.as_mut()).for_each(|record| record.seq -= 1);
+                for (stored, kept) in stored.iter().zip(&mut decided.kept) {
+                    let Some((record, Settled::New { returned, .. })) = stored.record.zip(kept.settled) else {
+                        continue;
+                    };
+                    if let Some(balance) = balance(kept.state.as_mut().map(|(state, _)| state)) {
+                        balance.lent.current = balance.lent.current.saturating_sub(record.units);
+                        balance.tokens += returned;
+                    }
+                }
             }
             _ => {}
         }

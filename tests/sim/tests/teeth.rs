@@ -9,6 +9,9 @@ use tollgate_sim::shrink::shrink;
 /// Within so many seeds.
 const SEEDS: u64 = 100;
 
+/// The breaker matters where calls fail and everything then comes back, which chance does not often make.
+const SEEDS_OF_BREAKERS: u64 = 400;
+
 /// What may be said of it: which check comes first depends on the scenario.
 fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
     match sabotage {
@@ -23,11 +26,11 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
         Sabotage::EarlyWait => &[Invariant::Wait],
         Sabotage::SilenceAdmits => &[Invariant::Charged],
         Sabotage::DroppedWaiter => &[Invariant::Waiter],
-        Sabotage::KeptHold => &[Invariant::AllOrNothing],
+        Sabotage::KeptHold => &[Invariant::AllOrNothing, Invariant::Liveness],
         Sabotage::LostLocalWrite => &[Invariant::AllOrNothing, Invariant::LocalEnvelope],
         Sabotage::StuckBreaker => &[Invariant::Liveness],
         // Counted twice, a report brings back what it has brought back, or makes room for what is lent.
-        Sabotage::NoLedger | Sabotage::ReportsCountTwice => &[Invariant::Envelope],
+        Sabotage::NoLedger | Sabotage::ReportsCountTwice => &[Invariant::Envelope, Invariant::Balance],
         Sabotage::EndlessQueue => &[Invariant::Bounded, Invariant::Waiter],
     }
 }
@@ -35,8 +38,9 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
 #[test]
 fn whatever_is_wrong_on_purpose_is_found() {
     for sabotage in Sabotage::ALL {
-        let found = (0..SEEDS).find_map(|seed| Some((seed, run(&scenario(seed), Some(sabotage), false).violation?)));
-        let (seed, violation) = found.unwrap_or_else(|| panic!("{sabotage:?} was not found in {SEEDS} seeds"));
+        let seeds = if sabotage == Sabotage::StuckBreaker { SEEDS_OF_BREAKERS } else { SEEDS };
+        let found = (0..seeds).find_map(|seed| Some((seed, run(&scenario(seed), Some(sabotage), false).violation?)));
+        let (seed, violation) = found.unwrap_or_else(|| panic!("{sabotage:?} was not found in {seeds} seeds"));
         println!("{sabotage:?}: seed {seed}, {violation}");
         assert!(broken_by(sabotage).contains(&violation.invariant), "{sabotage:?}: seed {seed}: {violation}");
     }

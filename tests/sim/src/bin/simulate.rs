@@ -89,16 +89,24 @@ fn many(wanted: &Wanted) -> ExitCode {
         sum.admitted += report.admitted;
         sum.denied += report.denied;
         sum.failed += report.failed;
+        sum.lease_hits += report.lease_hits;
+        sum.lease_misses += report.lease_misses;
+        sum.lease_denials += report.lease_denials;
+        sum.lease_expired += report.lease_expired;
     }
     let elapsed = began.elapsed().as_secs_f64().max(0.001);
     println!(
         "{seeds} seeds from {}: {} events in {seconds} simulated seconds; {} requests admitted, {} denied, {} decided \
-         by fail modes; {:.0} events/s, {:.0} seeds/s; every promise holds",
+         by fail modes; leases: {} hits, {} misses, {} denials kept, {} units expired; {:.0} events/s, {:.0} seeds/s; every promise holds",
         wanted.from,
         sum.events,
         sum.admitted,
         sum.denied,
         sum.failed,
+        sum.lease_hits,
+        sum.lease_misses,
+        sum.lease_denials,
+        sum.lease_expired,
         sum.events as f64 / elapsed,
         seeds as f64 / elapsed,
     );
