@@ -20,6 +20,7 @@ use std::sync::LazyLock;
 use tollgate_core::decision::{Decision, Outcome, Part, Step};
 use tollgate_core::facts::{Attribute, Facts, Header};
 use tollgate_core::fields;
+use tollgate_core::key::Digest;
 use tollgate_core::policy::PolicySet;
 use tollgate_core::reply::{Caller, Reply};
 use tollgate_core::units::Micros;
