@@ -491,13 +491,14 @@ impl TryFrom<RawLeaseCall> for LeaseCall {
             Some(count).filter(|count| *count <= MAX_TOKENS).ok_or_else(error)
         };
         // Up to 2^53, as far as every reader of JSON is exact.
-        if !(1..=Micros::MAX.count()).contains(&seq.0) || acked.0 >= seq.0 {
-            return Err(format!("lease.seq must be between 1 and {} and above acked", Micros::MAX.count()));
+        if !(1..=Micros::MAX.count()).contains(&seq.0) {
+            return Err(format!("lease.seq must be between 1 and {}, is {}", Micros::MAX.count(), seq.0));
         }
         Ok(Self {
             lessee,
             seq: seq.0,
-            acked: acked.0,
+            // It can have heard of no later one.
+            acked: acked.0.min(seq.0.saturating_sub(1)),
             kept: units("kept", kept)?,
             returned: units("returned", returned)?,
             wanted: units("wanted", wanted)?,
@@ -686,10 +687,7 @@ mod tests {
         let short = with(r#""lease":{"lessee":"00000000000000000000000000000009","seq":3}"#).unwrap().lease.unwrap();
         assert_eq!((short.acked, short.kept, short.returned, short.wanted), (0, 0, 0, 0));
         for (wrong, expected) in [
-            (
-                lease.replace("\"seq\":3", "\"seq\":2"),
-                "lease.seq must be between 1 and 9007199254740991 and above acked",
-            ),
+            (lease.replace("\"seq\":3", "\"seq\":0"), "lease.seq must be between 1 and 9007199254740991, is 0"),
             (lease.replace("\"kept\":1", "\"kept\":1000000000000"), "lease.kept must be between 0 and 999999999999"),
             (lease.replace("\"kept\":1", "\"kept\":-1"), "expected a whole number"),
             (lease.replace("\"seq\":3,", ""), "missing field `seq`"),
