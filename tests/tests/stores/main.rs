@@ -4,9 +4,14 @@ mod arithmetic;
 mod at_set_times;
 mod giving_back;
 mod lease_arithmetic;
+mod leases;
 
 use jiff::tz::TimeZoneDatabase;
 use jiff::{Timestamp, ToSpan};
+use leases::{
+    a_denial_spends_nothing_and_lends_all_the_same, a_lease_is_a_part_of_what_is_left_and_comes_back,
+    a_report_counts_once,
+};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tollgate_core::units::Micros;
@@ -109,7 +114,10 @@ macro_rules! suite {
 }
 
 suite!(
+    a_denial_spends_nothing_and_lends_all_the_same,
+    a_lease_is_a_part_of_what_is_left_and_comes_back,
     a_new_bucket_is_full,
+    a_report_counts_once,
     a_weighted_request_spends_its_cost,
     a_cost_above_the_capacity_is_refused_for_good,
     a_cost_that_is_none_is_refused_and_spends_nothing,
