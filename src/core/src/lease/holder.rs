@@ -307,13 +307,15 @@ impl Entry {
         Some(LeaseCall { lessee: self.lessee, seq, acked, kept, returned, wanted })
     }
 
-    /// What is going to be used for some time, if it goes on as it did. One request alone says nothing of that.
+    /// What is going to be used for some time, if it goes on as it did. One request alone says nothing of that; and of a
+    /// key that is seldom used a lease would go back, by a call of its own, before it is used.
     fn ahead(&self, now: Micros) -> u64 {
-        if self.requests < 2 || self.is_idle(now) {
+        let span = now.since(self.since).count().max(SHORTEST);
+        let over = |count: u64, time: u64| count.saturating_mul(time).checked_div(span).unwrap_or(0);
+        if self.requests < 2 || over(self.requests, IDLE.count()) < 2 || self.is_idle(now) {
             return 0;
         }
-        let span = now.since(self.since).count().max(SHORTEST);
-        self.wanted.saturating_mul(AHEAD).checked_div(span).unwrap_or(0)
+        over(self.wanted, AHEAD)
     }
 
     fn answered(&mut self, call: &LeaseCall, answer: Option<LeaseAnswer>, now: Micros) {

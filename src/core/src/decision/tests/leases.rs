@@ -111,6 +111,22 @@ fn a_key_that_is_used_is_decided_here_almost_always() {
 }
 
 #[test]
+fn a_key_that_is_seldom_used_costs_no_more_calls_than_requests() {
+    let set = set(&[leased("p", 10_000, "10000/s", "")]);
+    for millis in [300, 700, 1_900, 2_100] {
+        let mut world = World::new();
+        for _ in 0..50 {
+            assert!(admitted(&world.ask("a", &set)));
+            world.renew(&set);
+            world.pass(millis);
+            let charge = set.plan(&get("a")).charges[0].clone();
+            world.finish(&mut Decision::give_back(&charge, &set).unwrap(), &set);
+        }
+        assert!(world.asked.len() <= 51, "{} calls, one request in {millis} ms", world.asked.len());
+    }
+}
+
+#[test]
 fn no_more_is_admitted_than_the_budget_and_all_of_it_is() {
     let set = set(&[leased("p", 1000, "1/30d", "")]);
     let mut world = World::new();
