@@ -643,7 +643,8 @@ impl LocalRound {
         let charge = self.charges.get_mut(index)?;
         let (key, cost) = (charge.key, charge.cost.count());
         if charge.returning {
-            return Some(State::Asked(set.give_back(key, now)));
+            // Somebody else may be at it already.
+            return Some(set.give_back(key, now).map_or(State::Told, |call| State::Asked(Some(call))));
         }
         match set.find(key, cost, now) {
             Found::There { left } => {

@@ -272,6 +272,28 @@ fn an_unused_lease_is_given_back_and_then_there_is_nothing_to_look_after() {
 }
 
 #[test]
+fn of_two_that_would_give_back_a_lease_one_does() {
+    let set = set(&[leased("p", 1000, "1/30d", r#","sharing":"proxy""#)]);
+    let mut world = World::new();
+    world.warm("a", &set);
+    world.pass(500);
+    let charge = set.plan(&get("a")).charges[0].clone();
+    let mut two: Vec<Decision> = (0..2).map(|_| Decision::give_back(&charge, &set).unwrap()).collect();
+    // Both have read the lease before either writes.
+    let now = world.now;
+    let mut writes: Vec<Step> = Vec::new();
+    for decision in &mut two {
+        assert_eq!(world.data.advance(decision, &set, now), None);
+        writes.push(decision.step(&set, now));
+    }
+    assert!(writes.iter().all(|step| matches!(step, Step::Write { .. })));
+    let steps: Vec<Step> = two.iter_mut().map(|decision| world.data.run(decision, &set, now)).collect();
+    assert_eq!(steps[0], Step::Ask);
+    assert!(admitted(&steps[1]), "{:?}", steps[1]);
+    assert!(two[0].request(&set).charges[0].lease.is_some_and(|call| call.returned > 0));
+}
+
+#[test]
 fn an_answer_that_is_lost_costs_nothing_for_long() {
     let set = set(&[leased("p", 1000, "1/30d", "")]);
     let mut world = World::new();
