@@ -27,6 +27,7 @@ async fn talk(mut stream: TcpStream, answer: &'static [u8]) {
                 "HELLO" => b"%1\r\n+proto\r\n:3\r\n",
                 "CLIENT" => b"+OK\r\n",
                 "PING" => b"+PONG\r\n",
+                "SET" => b"+OK\r\n",
                 "EVALSHA" | "EVAL" => answer,
                 _ => continue,
             };
@@ -48,7 +49,7 @@ async fn a_reply_that_is_none_is_a_failure_and_never_an_admission() {
         ("bad_reply", b"*0\r\n"),
         ("bad_reply", b"*2\r\n:0\r\n:1\r\n"),
         ("bad_reply", b"*3\r\n:0\r\n:-1\r\n:0\r\n"),
-        ("bad_reply", b"*3\r\n:3\r\n:1\r\n:0\r\n"),
+        ("bad_reply", b"*3\r\n:4\r\n:1\r\n:0\r\n"),
         ("bad_reply", b"*3\r\n:1\r\n:1\r\n:-5\r\n"),
         ("bad_reply", b"*3\r\n+a\r\n:1\r\n:0\r\n"),
         ("bad_reply", b"*6\r\n:0\r\n:1\r\n:0\r\n:0\r\n:1\r\n:0\r\n"),
