@@ -1,7 +1,7 @@
 #![allow(clippy::arithmetic_side_effects)]
 use super::*;
 use crate::admit::{Kept, Stored, decide};
-use crate::limit::{Algorithm, Limit, State};
+use crate::limit::{Limit, State};
 use crate::units::{RefillRate, Tokens};
 use crate::wire::{ChargeRequest, Cost, DecisionAnswer, Denial, LeaseAnswer};
 use std::collections::BTreeMap;
@@ -204,6 +204,7 @@ fn a_clock_that_is_set_back_forgets_no_lease() {
 #[cfg(not(target_arch = "wasm32"))]
 mod properties {
     use super::*;
+    use crate::limit::Algorithm;
     use proptest::prelude::*;
 
     /// A lessee that may lose what it asks and what it is told.

@@ -4,6 +4,8 @@ use super::*;
 use crate::admit::{self, Stored};
 use crate::lease::{LEASE_USE, LeaseRecord};
 use crate::limit::{Algorithm, State};
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
 
 /// A store, and the proxy's tables.
 #[derive(Default)]
