@@ -62,7 +62,11 @@ async fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let is_wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
     println!("The ratios are to no filter, and to a filter that does nothing. Words name the rows to measure.");
-    println!("{:26} {:>11} {:>9} {:>9} {:>9} {:>6} {:>6}", "", "connections", "req/s", "p50 µs", "p99 µs", "", "");
+    println!("The processor time is Envoy's, for each request.");
+    println!(
+        "{:26} {:>11} {:>9} {:>9} {:>9} {:>6} {:>6} {:>7}",
+        "", "connections", "req/s", "p50 µs", "p99 µs", "", "", "CPU µs"
+    );
     for connections in [1, 16, 64] {
         let (mut base, mut nothing) = (None, f64::INFINITY);
         for (name, policy, endpoint) in rows.iter().filter(|(name, ..)| is_wanted(name)) {
@@ -72,7 +76,9 @@ async fn main() {
             }
             let envoy = envoy.start().await;
             busy(envoy.address, connections, WARM_UP, &requests, EXPECTED).await;
+            let used = envoy.process.cpu_time();
             let answers = busy(envoy.address, connections, MEASURED, &requests, EXPECTED).await;
+            let used = envoy.process.cpu_time().saturating_sub(used).as_secs_f64() * 1e6 / answers.count() as f64;
             let rate = answers.rate();
             let base = *base.get_or_insert(rate);
             if *name == NOTHING {
@@ -80,7 +86,9 @@ async fn main() {
             }
             let [p50, p99] = [50.0, 99.0].map(|percent| answers.percentile(percent).as_micros());
             let (ratio, of_nothing) = (rate / base, rate / nothing);
-            println!("{name:26} {connections:>11} {rate:>9.0} {p50:>9} {p99:>9} {ratio:>6.2} {of_nothing:>6.2}");
+            println!(
+                "{name:26} {connections:>11} {rate:>9.0} {p50:>9} {p99:>9} {ratio:>6.2} {of_nothing:>6.2} {used:>7.1}"
+            );
         }
     }
 }
