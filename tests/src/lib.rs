@@ -82,7 +82,7 @@ pub fn local(name: &str, capacity: u64, refill: &str) -> Value {
 
 /// A global policy for each `x-api-key`.
 pub fn global(name: &str, capacity: u64, refill: &str, on_failure: Value) -> Value {
-    json!({"name": name, "scope": "global", "key": ["credential"], "limit": bucket(capacity, refill),
+    json!({"name": name, "scope": "global", "mode": "exact", "key": ["credential"], "limit": bucket(capacity, refill),
            "on_failure": on_failure})
 }
 

@@ -672,7 +672,7 @@ impl Decision {
 
 /// Whether the endpoint is asked for this charge each time.
 fn is_exact(charge: &Charge, set: &PolicySet) -> bool {
-    let is_token_bucket = matches!(charge.limit, Limit::TokenBucket(_));
+    let is_token_bucket = charge.limit.is_token_bucket();
     set.policy(charge.policy).is_some_and(|policy| match policy.scope {
         Scope::Global { mode: Mode::Leased(_), .. } => !is_token_bucket,
         Scope::Global { mode: Mode::Exact, .. } => true,

@@ -197,6 +197,12 @@ impl Limit {
             Self::SlidingLog(_) => "sliding_log",
         }
     }
+
+    /// Whether it is of the one algorithm that proxies decide by themselves, too: of it they have buckets and leases.
+    #[must_use]
+    pub const fn is_token_bucket(&self) -> bool {
+        matches!(self, Self::TokenBucket(_))
+    }
 }
 
 /// `a × b ÷ c` with its rest, for numbers within their bounds (`c` is never 0); larger quotients saturate.

@@ -548,7 +548,7 @@ impl TryFrom<RawCharge> for ChargeRequest {
             }
         };
         let lease = raw.lease.map(LeaseCall::try_from).transpose()?;
-        if lease.is_some() && !matches!(limit, Limit::TokenBucket(_)) {
+        if lease.is_some() && !limit.is_token_bucket() {
             return Err("lease: only a token_bucket has leases".into());
         }
         if raw.cost.is_none() && lease.is_none() {

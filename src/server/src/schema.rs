@@ -304,11 +304,12 @@ fn policy() -> Value {
     let fields = json!({
         "name": name("The budget's name. Another name is another budget"),
         "scope": {"enum": ["local", "global"], "description": "local: in each Envoy. global: over all Envoys, by the endpoint"},
-        "mode": or(words(
-            "For scope global. exact: the endpoint decides each request. leased: Envoys borrow parts of a token_bucket for two \
-             seconds at the most and decide by those, never more together than the limit allows",
+        "mode": words(
+            "For scope global. leased: Envoys borrow parts of a token_bucket for two seconds at the most and decide by those, \
+             never more together than the limit allows. exact: the endpoint decides each request. Without this, leased where \
+             every limit is a token_bucket, and else exact",
             &["exact", "leased"],
-        ), "exact"),
+        ),
         "lost_state": words(
             "For scope global and a token_bucket, when the store has lost it. learn: it begins empty. full: it is full. Without \
              this, learn for mode leased, and else full",
@@ -363,9 +364,16 @@ fn policy() -> Value {
         "else": {
             "properties": {"charge": false},
             "required": ["on_failure"],
-            "if": {"properties": {"mode": {"const": "leased"}}, "required": ["mode"]},
-            "then": {"properties": {"limit": in_proxy, "plans": {"properties": {"by": true}, "additionalProperties": in_proxy}}},
-            "else": {"properties": {"sharing": false}},
+            "if": {"properties": {"mode": {"const": "exact"}}, "required": ["mode"]},
+            "then": {"properties": {"sharing": false}},
+            "allOf": [{
+                "if": {"anyOf": [
+                    {"properties": {"mode": {"const": "leased"}}, "required": ["mode"]},
+                    {"required": ["sharing"]},
+                    {"required": ["lost_state"]},
+                ]},
+                "then": {"properties": {"limit": in_proxy, "plans": {"properties": {"by": true}, "additionalProperties": in_proxy}}},
+            }],
         },
     });
     let required = json!({"required": ["name", "scope", "limit"], "dependencies": {"on_missing": ["key"]}});

@@ -63,9 +63,11 @@ const NOW: Micros = Micros::from_secs(1000);
 
 const LESSEE: Digest = Digest::from_bytes([7; 16]);
 
+/// One of scope global is decided exactly.
 fn policy(name: &str, scope: &str, capacity: u64, rest: &str) -> String {
+    let mode = if scope == "global" { r#","mode":"exact""# } else { "" };
     format!(
-        r#"{{"name":"{name}","scope":"{scope}","limit":{{"token_bucket":{{"capacity":{capacity},"refill":"1/30d"}}}}{rest}}}"#
+        r#"{{"name":"{name}","scope":"{scope}"{mode},"limit":{{"token_bucket":{{"capacity":{capacity},"refill":"1/30d"}}}}{rest}}}"#
     )
 }
 
@@ -267,7 +269,7 @@ fn what_comes_back_late_is_not_spent_on_top_of_the_refill() {
     let set = read(
         r#"{"endpoint":{"cluster":"c"},"routes":[{"name":"asks","path":"/asks"}],"policies":[
             {"name":"local","scope":"local","limit":{"token_bucket":{"capacity":5,"refill":"100/s"}}},
-            {"name":"g","scope":"global","on_failure":"closed","match":{"routes":["asks"]},
+            {"name":"g","scope":"global","mode":"exact","on_failure":"closed","match":{"routes":["asks"]},
              "limit":{"token_bucket":{"capacity":5,"refill":"1/s"}}}]}"#,
     );
     let mut data = SharedData::default();

@@ -182,8 +182,9 @@ impl Policy {
 
     /// Whether proxies decide by leases of it, as far as they have any.
     #[must_use]
-    pub const fn is_leased(&self) -> bool {
-        matches!(self.scope, Scope::Global { mode: Mode::Leased(_), .. })
+    pub fn is_leased(&self) -> bool {
+        let is_limit = |allowance: &Allowance| allowance.limit().is_some();
+        matches!(self.scope, Scope::Global { mode: Mode::Leased(_), .. }) && self.allowances().any(is_limit)
     }
 
     /// Everything that it admits, with and without a plan.

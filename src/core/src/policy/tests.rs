@@ -103,6 +103,24 @@ fn a_policy_needs_no_more_than_it_uses() {
 }
 
 #[test]
+fn token_buckets_are_leased_where_nothing_else_is_said() {
+    let scope = |fields: &str, limit: &str| {
+        let policy = format!(r#"{{"name":"p","scope":"global",{fields}"limit":{limit},"on_failure":"open"}}"#);
+        read(&format!(r#"{{"endpoint":{{"cluster":"c"}},"policies":[{policy}]}}"#)).policies()[0].scope.clone()
+    };
+    let (bucket, window) = (
+        r#"{"token_bucket":{"capacity":9,"refill":"1/s"}}"#,
+        r#"{"fixed_window":{"capacity":9,"window":"day"}}"#,
+    );
+    let global = |mode, learn| Scope::Global { mode, learn, on_failure: FailMode::Open };
+    assert_eq!(scope("", bucket), global(Mode::Leased(Sharing::Worker), true));
+    assert_eq!(scope(r#""sharing":"proxy","#, bucket), global(Mode::Leased(Sharing::Proxy), true));
+    assert_eq!(scope(r#""lost_state":"full","#, bucket), global(Mode::Leased(Sharing::Worker), false));
+    assert_eq!(scope(r#""mode":"exact","#, bucket), global(Mode::Exact, false));
+    assert_eq!(scope("", window), global(Mode::Exact, false));
+}
+
+#[test]
 fn a_global_policy_has_any_of_five_limits_and_a_local_one_a_token_bucket() {
     let bucket = r#"{"token_bucket": {"capacity": 20, "refill": "5/s"}}"#;
     for limit in [
@@ -399,7 +417,7 @@ fn every_mistake_has_its_path_and_what_would_be_right() {
         ),
         (
             "\"mode\": \"exact\"",
-            "\"sharing\": \"worker\"",
+            "\"mode\": \"exact\", \"sharing\": \"worker\"",
             "policies[1].sharing: is for policies of scope local, and for those of mode leased",
         ),
         (

@@ -5,7 +5,7 @@ use tollgate_core::breaker::Breaker;
 use tollgate_core::facts::{Attribute, MetadataOf, PeerName, Source};
 use tollgate_core::limit::{CalendarUnit, FixedWindow, Limit, Window};
 use tollgate_core::policy::{
-    Allowance, CostRule, Enforcement, FailMode, FieldsVersion, Identity, KeyPart, Measure, Mode, OnMissing, PlanBy,
+    Allowance, CostRule, Enforcement, FailMode, FieldsVersion, Identity, KeyPart, Measure, OnMissing, PlanBy,
     Plans, Policy, PolicySet, Responses, RouteClass, Scope, Sharing,
 };
 use tollgate_core::units::{Micros, RefillRate};
@@ -250,8 +250,8 @@ fn otherwise(set: &PolicySet, policy: &Policy, whose: &str) -> Vec<String> {
             lines.push("what another policy rejects is charged here too".into());
         }
         Scope::Local { .. } => {}
-        Scope::Global { mode, on_failure, .. } => {
-            if let Mode::Leased(_) = mode {
+        Scope::Global { on_failure, .. } => {
+            if policy.is_leased() {
                 lines.push("each Envoy borrows a part of it for two seconds at the most, and decides by that as long as it lasts".into());
             }
             lines.push(match on_failure {

@@ -78,12 +78,12 @@ fn policy<'a>(node: &Node<'a>, taken: &mut Vec<&'a str>, names: &Names<'_>, hash
         Some(node) => node.list().and_then(|list| all(&list, |node| key_part(node, names))),
     };
     let place = place(&fields);
-    let scope = scope(&fields, place);
     let limit_node = fields.required("limit", &format!("such as {EXAMPLE}"));
     // Which limits there can be depends on the place.
     let is_local = place == Some(Place::Local);
     let limit = limit_node.and_then(|node| allowance(&node, is_local));
     let plans = fields.optional("plans", |node| plans(node, names, limit, is_local));
+    let scope = scope(&fields, place, limits(limit.as_ref(), plans.as_ref()).all(|limit| limit.is_token_bucket()));
     let on_missing = on_missing(&fields, key.as_deref());
     let enforce = fields.get("enforce").map_or(Some(Enforcement::On), |node| enforcement(&node));
     let parts = Parts { name, routes: routes.as_ref(), limit, plans: plans.as_ref(), scope: scope.as_ref() };
@@ -158,8 +158,9 @@ fn place(fields: &Fields<'_>) -> Option<Place> {
         .word(&[("local", Place::Local), ("global", Place::Global)])
 }
 
-/// Without a place, what belongs to either is read: it can be wrong as well.
-fn scope(fields: &Fields<'_>, place: Option<Place>) -> Option<Scope> {
+/// Without a place, what belongs to either is read: it can be wrong as well. Token buckets are leased where nothing else
+/// is said.
+fn scope(fields: &Fields<'_>, place: Option<Place>, are_token_buckets: bool) -> Option<Scope> {
     let of = |owner: Place, name: &str| {
         let node = fields.get(name)?;
         if place.is_some_and(|place| place != owner) {
@@ -171,7 +172,7 @@ fn scope(fields: &Fields<'_>, place: Option<Place>) -> Option<Scope> {
         fields.get("sharing").map(|node| node.word(&[("proxy", Sharing::Proxy), ("worker", Sharing::Worker)]));
     let charge_always =
         of(Place::Local, "charge").map_or(Some(false), |node| node.word(&[("admitted", false), ("always", true)]));
-    let leases = of(Place::Global, "mode").map_or(Some(false), |node| node.word(&[("exact", false), ("leased", true)]));
+    let leases = of(Place::Global, "mode").map_or(Some(are_token_buckets), |node| node.word(&[("exact", false), ("leased", true)]));
     let learn = of(Place::Global, "lost_state").map(|node| node.word(&[("learn", true), ("full", false)]));
     if let (Some(node), Some(Place::Global), Some(false)) = (fields.get("sharing"), place, leases) {
         node.refuse::<()>("is for policies of scope local, and for those of mode leased");
@@ -344,15 +345,19 @@ fn key_part(node: &Node<'_>, names: &Names<'_>) -> Option<KeyPart> {
     })
 }
 
+/// All limits that a policy has, as far as they are right.
+fn limits<'a>(limit: Option<&'a Allowance>, plans: Option<&'a Option<Plans>>) -> impl Iterator<Item = Limit> + 'a {
+    let plans = plans.into_iter().flatten().flat_map(|plans| plans.allowances.iter().map(|(_, limit)| limit));
+    limit.into_iter().chain(plans).filter_map(Allowance::limit)
+}
+
 /// What does not fit together in a policy, as far as its fields are right.
 fn check(fields: &Fields<'_>, names: &Names<'_>, parts: &Parts<'_>) {
     let name = parts.name.unwrap_or("?");
     if let (Some(node), Some(Allowance::Unlimited), Some(None)) = (fields.get("limit"), parts.limit, parts.plans) {
         node.warn(format!("the policy {name:?} limits nothing, and has no plans that would"));
     }
-    let limits = parts.plans.into_iter().flatten().flat_map(|plans| plans.allowances.iter().map(|(_, limit)| limit));
-    let mut limits = parts.limit.iter().chain(limits).filter_map(Allowance::limit);
-    if let Some(limit) = limits.find(|limit| !matches!(limit, Limit::TokenBucket(_))) {
+    if let Some(limit) = limits(parts.limit.as_ref(), parts.plans).find(|limit| !limit.is_token_bucket()) {
         let algorithm = limit.algorithm();
         if let (Some(node), Some(Scope::Global { mode: Mode::Leased(_), .. })) = (fields.get("mode"), parts.scope) {
             node.refuse::<()>(format!("leased is for token_buckets, and the limit is a {algorithm}: write exact"));

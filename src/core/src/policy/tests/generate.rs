@@ -184,7 +184,7 @@ fn policy(number: usize, identities: &[&str], routes: &[&str], choices: &mut Cho
         if kind == 0 {
             choices.maybe(&mut policy, "lost_state", |choices| choices.one(&["learn", "full"]).into());
         }
-        if policy["mode"] == "leased" {
+        if kind == 0 && policy["mode"] != "exact" {
             choices.maybe(&mut policy, "sharing", |choices| choices.one(&["proxy", "worker"]).into());
         }
         policy["on_failure"] = choices.one(&[

@@ -103,7 +103,7 @@ impl<'a> Call<'a> {
     }
 
     fn learns(&self, charge: &ChargeRequest) -> bool {
-        self.learns && charge.learn && matches!(charge.limit, Limit::TokenBucket(_))
+        self.learns && charge.learn && charge.limit.is_token_bucket()
     }
 
     /// What each limit says. Anything that is not a whole reply is a fault, never an admission. Counts what the leases
