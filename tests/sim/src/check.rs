@@ -3,6 +3,7 @@
 //! The checks know the true time and every message. They are written apart from the core: where they count what a
 //! bucket may have, they count for themselves.
 
+mod lending;
 mod local;
 mod reference;
 mod requests;
@@ -10,14 +11,16 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
+pub use lending::Loss;
 pub use local::Owner;
 
 use crate::scenario::Scenario;
-use crate::store::{Name, Record};
+use crate::store::{Name, Record, Store};
 use crate::worker::Decided;
 use local::Local;
 use requests::Requests;
 use shared::Shared;
+use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use std::rc::Rc;
 use tollgate_core::decision::Outcome;
@@ -33,9 +36,10 @@ pub enum Invariant {
     /// limit changes, what has come back since the last charge comes at the rate of the next one, and a bucket that was
     /// full by one limit is full by the other.
     ///
-    /// Of a leased budget every unit counts when it is charged, be it at the store or from a lease. What is lent lives on
-    /// beside a store that has lost state, or whose clock was set forward and that forgets it early: for two lives of a
-    /// lease after that nothing is promised of leased budgets, and then they may be full.
+    /// Of a leased budget every unit counts when it is charged, be it at the store or from a lease. While several limits of
+    /// it are in use, and until their leases are dead, the largest of them counts. What the store has forgotten of what it
+    /// has lent may be spent once more, until those leases are dead: when it fails over, when its clock is set forward, and
+    /// when it loses a bucket that does not learn. One that learns gives nothing more than before.
     Envelope,
     /// The same for each local and each emergency bucket of a proxy, by that proxy's clock, from its start: of what
     /// is not given back, at the time when it was taken. For as long as a request may wait after a change of a limit, the
@@ -89,7 +93,7 @@ type Found = Result<(), (Invariant, String)>;
 impl Checks {
     pub fn new(scenario: &Scenario, sets: &[Rc<PolicySet>]) -> Self {
         Self {
-            shared: Shared::new(sets),
+            shared: Shared::new(sets, scenario.proxies),
             local: Local::new(sets),
             requests: Requests::new(scenario.ids, scenario.is_calm()),
             found: None,
@@ -110,21 +114,20 @@ impl Checks {
     }
 
     /// The store has forgotten buckets.
-    pub fn swept(&mut self, names: &[Name], reading: Micros, at: Micros) {
+    pub fn swept(&mut self, names: &[Name], reading: Micros, gained: Micros, at: Micros) {
+        self.shared.lending.swept(names, gained, at);
         let found = self.shared.swept(names, reading);
         self.note(found, at);
     }
 
-    /// The store has lost what was written since `gained`; with `None` everything.
-    pub fn lost(&mut self, since: Option<Micros>, at: Micros) {
-        self.shared.lost(since);
-        self.shared.unsettled(at);
-        self.requests.unsettled();
-    }
-
-    /// The store's clock was set: what was remembered may be forgotten early.
-    pub fn stepped(&mut self, at: Micros) {
-        self.shared.unsettled(at);
+    /// The store has lost state, or its clock was set, so that it may forget early. `lent` is what it counted as lent before.
+    pub fn lost(&mut self, loss: Loss, lent: &BTreeMap<Name, u64>, store: &Store, at: Micros) {
+        self.shared.lending.lost(loss, lent, store, at);
+        match loss {
+            Loss::Everything => self.shared.lost(None),
+            Loss::Since(since) => self.shared.lost(Some(since)),
+            Loss::Step(_) => {}
+        }
         self.requests.unsettled();
     }
 
@@ -175,7 +178,8 @@ impl Checks {
     }
 
     /// A proxy has got another configuration.
-    pub fn configured(&mut self, proxy: usize) {
+    pub fn configured(&mut self, proxy: usize, config: usize, at: Micros) {
+        self.shared.lending.configured(proxy, config, at);
         self.local.configured(proxy);
     }
 

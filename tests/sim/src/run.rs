@@ -247,7 +247,8 @@ impl<'a> Run<'a> {
 
     fn sweep(&mut self) {
         let (names, reading) = self.store.sweep(self.now);
-        self.checks.swept(&names, reading, self.now);
+        let gained = self.store.clock.gained(self.now);
+        self.checks.swept(&names, reading, gained, self.now);
         // When everything is over there is little to forget.
         let calm = self.now > START.plus(self.scenario.healed).plus(SWEEP);
         self.queue.push(self.now.plus(if calm { Micros::from_secs(10) } else { SWEEP }), Event::Sweep);
@@ -265,7 +266,8 @@ impl<'a> Run<'a> {
     /// The last probes were answered, and nothing has come since for so long that everything is full: nothing is kept.
     fn is_idle(&mut self) {
         let (names, reading) = self.store.sweep(self.now);
-        self.checks.swept(&names, reading, self.now);
+        let gained = self.store.clock.gained(self.now);
+        self.checks.swept(&names, reading, gained, self.now);
         let at = self.now;
         self.checks.bounded("buckets and ids in an idle store", self.store.len(), 0, at);
         for endpoint in &self.endpoints {

@@ -33,10 +33,12 @@ pub enum Sabotage {
     NoLedger,
     /// The store takes in a report again that it has taken in.
     ReportsCountTwice,
+    /// The store takes a bucket that it has lost for a full one, whatever the policy asks for.
+    NothingLearnt,
 }
 
 impl Sabotage {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::ForgottenSecondCharge,
         Self::ChargedDenial,
         Self::DoubleRefill,
@@ -52,5 +54,6 @@ impl Sabotage {
         Self::EndlessQueue,
         Self::NoLedger,
         Self::ReportsCountTwice,
+        Self::NothingLearnt,
     ];
 }

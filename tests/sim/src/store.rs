@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use tollgate_core::admit::{self, Decided, Stored};
 use tollgate_core::key::Digest;
 use tollgate_core::lease::{LEASE_LIFE, LeaseRecord, Settled};
-use tollgate_core::limit::outstanding::Outstanding;
-use tollgate_core::limit::{Balance, Limit, State};
+use tollgate_core::limit::outstanding::{Outstanding, generation};
+use tollgate_core::limit::{Balance, Limit, State, TokenBucket};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Failure, REMEMBERED};
 
@@ -83,6 +83,9 @@ pub struct Store {
     /// In two generations.
     ids: [BTreeMap<String, Remembered>; 2],
     ids_since: Micros,
+    /// Since when state may be lost, by its own clock: zero for never. And the true time when that was written. None when
+    /// it is lost itself.
+    marker: Option<(Micros, Micros)>,
     /// What was there before each of the last writes, with its true time.
     writes: VecDeque<(Micros, Name, Option<Bucket>)>,
     sabotage: Option<Sabotage>,
@@ -97,6 +100,7 @@ impl Store {
             records: BTreeMap::new(),
             ids: [BTreeMap::new(), BTreeMap::new()],
             ids_since: Micros::ZERO,
+            marker: Some((Micros::ZERO, Micros::ZERO)),
             writes: VecDeque::new(),
             sabotage,
         }
@@ -141,7 +145,10 @@ impl Store {
                 balance.at = Micros::new(balance.at.count().saturating_sub(reading.since(balance.at).count()));
             }
         }
-        let Some(mut decided) = admit::decide(charges, &stored, None, reading) else {
+        // As the script does: the marker is looked at only where a bucket that learns is not there.
+        let lacks = charges.iter().zip(&stored).any(|(charge, stored)| charge.learn && stored.state.is_none());
+        let lost_since = lacks.then(|| self.lost_since(now)).flatten();
+        let Some(mut decided) = admit::decide(charges, &stored, lost_since, reading) else {
             return DecisionAnswer::Failed(Failure::StoreError);
         };
         self.spoil(charges, &stored, &mut decided, reading);
@@ -155,6 +162,13 @@ impl Store {
             }
         }
         decided.answer
+    }
+
+    /// Since when a bucket is empty of which nothing is stored, if ever. Where the marker is gone, so is the rest.
+    pub fn lost_since(&mut self, now: Micros) -> Option<Micros> {
+        let reading = self.clock.at(now);
+        let (since, _) = *self.marker.get_or_insert((reading, now));
+        (since > Micros::ZERO && self.sabotage != Some(Sabotage::NothingLearnt)).then_some(since)
     }
 
     /// What is wrong on purpose.
@@ -218,6 +232,7 @@ impl Store {
         self.buckets.clear();
         self.records.clear();
         self.ids = Default::default();
+        self.marker = None;
         self.writes.clear();
     }
 
@@ -231,7 +246,32 @@ impl Store {
             };
         }
         self.records.retain(|_, lent| lent.at < since);
+        self.marker = self.marker.filter(|(_, at)| *at < since);
         self.ids.iter_mut().for_each(|ids| ids.retain(|_, (at, ..)| *at < since));
+    }
+
+    /// What it counts as lent, of the buckets that it has.
+    pub fn lent(&self, now: Micros) -> BTreeMap<Name, u64> {
+        let reading = self.clock.at(now);
+        let of = |bucket: &Bucket| {
+            let State::TokenBucket(Balance { at, lent, .. }) = bucket.state else { return 0 };
+            let turns = generation(reading, LEASE_LIFE).saturating_sub(generation(at, LEASE_LIFE));
+            (0..turns.min(2)).fold(lent, |lent, _| lent.turned()).total()
+        };
+        self.buckets.iter().map(|(name, bucket)| (name.clone(), of(bucket))).collect()
+    }
+
+    /// A bucket of this limit as it is now.
+    pub fn standing(&self, name: &Name, limit: &TokenBucket, learns: bool, now: Micros) -> Option<Balance> {
+        let reading = self.clock.at(now);
+        let since = self.marker.map_or(reading, |(since, _)| since);
+        let lost = (learns && since > Micros::ZERO).then(|| State::TokenBucket(limit.empty(since)));
+        let state = Limit::TokenBucket(*limit).advance(self.state(name).or(lost).as_ref(), reading);
+        if let Some(State::TokenBucket(there)) = state { Some(there) } else { None }
+    }
+
+    pub fn has(&self, name: &Name) -> bool {
+        self.buckets.contains_key(name)
     }
 
     /// How many buckets, lessees and ids are kept.

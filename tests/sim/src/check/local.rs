@@ -146,7 +146,7 @@ impl Local {
             reference.advance(at);
             if last.bucket() != limit && last.is_over_at(at) {
                 // It was dropped meanwhile, and absence means full.
-                reference.fill_to(limit.capacity.count());
+                reference.fill_to(limit.capacity.count(), 0);
                 *last = full;
             }
             last.limit(limit);

@@ -86,9 +86,15 @@ impl Reference {
         }
     }
 
-    /// At least so many units are there.
-    pub fn fill_to(&mut self, units: u64) {
-        self.parts = self.parts.max(whole(units, &self.limit));
+    /// At least so much is there, as far as there is room, the fraction over the refill's period.
+    pub fn fill_to(&mut self, units: u64, fraction: u64) {
+        let most = whole(self.limit.capacity.count(), &self.limit);
+        self.parts = self.parts.max(whole(units, &self.limit) + u128::from(fraction)).min(most);
+    }
+
+    /// What comes back comes since then, where that is earlier.
+    pub fn set_back(&mut self, since: Micros) {
+        self.at = self.at.min(since);
     }
 
     /// Spends as far as there is something.

@@ -1,22 +1,21 @@
 //! The shared budgets: the envelope in true time, and what the store has kept of each bucket.
 
+use super::lending::Lending;
 use super::reference::Reference;
 use super::{Found, Invariant};
 use crate::store::{Charged, Made, Name, Record};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
-use tollgate_core::lease::LEASE_LIFE;
 use tollgate_core::limit::{Limit, State, TokenBucket};
 use tollgate_core::policy::{Charge, PolicySet};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::Denial;
 
-#[derive(Default)]
 pub struct Shared {
     /// The policies that are leased.
     leased: BTreeSet<String>,
-    /// Until then nothing is promised of leased budgets.
-    unsettled_until: Micros,
+    /// Those, and the ones that learn.
+    pub lending: Lending,
     /// By the time that the store's clock has gone forward.
     envelopes: BTreeMap<Name, Reference>,
     /// What the store should have, by what its clock shows; none for a bucket that it has forgotten.
@@ -34,51 +33,20 @@ struct Write {
     ledger: Option<Reference>,
 }
 
-/// Two lives of a lease, by any clock.
-const LIVES: Micros = Micros::new(LEASE_LIFE.count() * 2 + 10_000);
-
 /// More than are made within the longest time that a failover loses.
 const MAX_WRITES: usize = 16_384;
 
 impl Shared {
-    pub fn new(sets: &[Rc<PolicySet>]) -> Self {
+    pub fn new(sets: &[Rc<PolicySet>], proxies: usize) -> Self {
         let policies = sets.iter().flat_map(|set| set.policies());
-        let leased = policies.filter(|policy| policy.is_leased());
-        Self { leased: leased.map(|policy| policy.name.clone()).collect(), ..Self::default() }
-    }
-
-    /// The store has lost state, or its clock was set.
-    pub fn unsettled(&mut self, at: Micros) {
-        self.unsettled_until = at.plus(LIVES);
+        let leased = policies.filter(|policy| policy.is_leased()).map(|policy| policy.name.clone()).collect();
+        let (envelopes, ledger, writes) = Default::default();
+        Self { leased, lending: Lending::new(sets, proxies), envelopes, ledger, writes }
     }
 
     /// A lease has paid for a request.
     pub fn spent_lease(&mut self, policy: &str, charge: &Charge, gained: Micros, at: Micros) -> Found {
-        let Limit::TokenBucket(limit) = charge.limit else { return Ok(()) };
-        self.spend_leased(&Name::of(policy, charge.key, charge.group), &limit, charge.cost.count(), gained, at)
-    }
-
-    fn spend_leased(&mut self, name: &Name, limit: &TokenBucket, units: u64, gained: Micros, at: Micros) -> Found {
-        if at < self.unsettled_until {
-            self.envelopes.remove(name);
-            return Ok(());
-        }
-        self.spend(name, limit, units, gained)
-    }
-
-    /// A bucket that lends, after a decision.
-    fn lent(&mut self, charged: &Charged, limit: &TokenBucket, record: &Record) -> Found {
-        if record.made == Made::Admitted {
-            self.spend_leased(&charged.name, limit, charged.cost, record.gained, record.at)?;
-        }
-        let Some(State::TokenBucket(there)) = &charged.after else { return Ok(()) };
-        let (tokens, lent, capacity) = (there.tokens, there.lent.total(), limit.capacity.count());
-        if tokens + lent > capacity {
-            let what =
-                format!("{} has {tokens} units, has lent {lent}, and has room for {capacity}", charged.name.policy);
-            return Err((Invariant::Balance, what));
-        }
-        Ok(())
+        self.lending.spend(&Name::of(policy, charge.key, charge.group), charge.cost.count(), gained, at)
     }
 
     pub fn stored(&mut self, record: &Record) -> Found {
@@ -87,8 +55,12 @@ impl Shared {
         }
         for charged in &record.charges {
             let Limit::TokenBucket(limit) = charged.limit else { continue };
-            if self.leased.contains(&charged.name.policy) {
-                self.lent(charged, &limit, record)?;
+            if self.lending.has(&charged.name.policy) {
+                self.lending.stored(charged, record)?;
+                // What was lost begins empty, beside what may be lent.
+                if !self.leased.contains(&charged.name.policy) && !self.lending.has_lost() {
+                    self.keep(charged, &limit, record, None)?;
+                }
                 continue;
             }
             let before = self.envelopes.get(&charged.name).cloned();
@@ -100,7 +72,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Units go to a request: the envelope must have them. Whoever spends elsewhere what the store has lent says so here.
+    /// Units go to a request: the envelope must have them.
     fn spend(&mut self, name: &Name, limit: &TokenBucket, units: u64, gained: Micros) -> Found {
         let envelope = self.envelopes.entry(name.clone()).or_insert_with(|| Reference::full(*limit, gained));
         if *limit != envelope.bucket() && envelope.is_over_at(gained) {

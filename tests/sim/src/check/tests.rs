@@ -64,6 +64,11 @@ impl History {
         self.checks.stored(request, &record, self.now);
     }
 
+    fn lose(&mut self, loss: Loss) {
+        let store = Store::new(crate::clock::Clock::new(Micros::ZERO, Micros::ZERO, 0), None);
+        self.checks.lost(loss, &BTreeMap::new(), &store, self.now);
+    }
+
     fn admit(&mut self, request: u64, cost: u64, before: Option<u64>) {
         let left = before.unwrap_or(10) - cost;
         self.store(request, Made::Admitted, cost, [(before, Some(left)); 2]);
@@ -133,7 +138,7 @@ fn a_bucket_that_is_lost_is_found_unless_the_store_has_lost_its_writes() {
         let mut history = History::new();
         history.admit(1, 10, None);
         if is_known {
-            history.checks.lost(None, history.now);
+            history.lose(Loss::Everything);
         }
         history.admit(2, 10, None);
         assert_eq!(history.found().is_none(), is_known);
@@ -146,7 +151,7 @@ fn what_a_failover_loses_can_be_spent_once_more_and_no_more_than_that() {
     history.admit(1, 4, None);
     history.now = NOW.plus(Micros::new(1));
     history.admit(2, 6, Some(6));
-    history.checks.lost(Some(history.now), history.now);
+    history.lose(Loss::Since(history.now));
     history.admit(3, 6, Some(6));
     assert_eq!(history.checks.found, None);
     history.admit(4, 1, Some(1));
@@ -159,7 +164,7 @@ fn a_decision_that_is_made_twice_under_one_id_is_found() {
         let mut history = History::new();
         history.admit(1, 1, None);
         if is_lost {
-            history.checks.lost(None, history.now);
+            history.lose(Loss::Everything);
         }
         history.admit(1, 1, if is_lost { None } else { Some(9) });
         assert_eq!(history.found(), (!is_lost).then_some(Invariant::Once));

@@ -94,6 +94,8 @@ fn policies(random: &mut Random) -> Vec<Value> {
         };
         if random.once_in(2) {
             lease(&mut policy, random);
+        } else if random.once_in(3) {
+            policy["lost_state"] = "learn".into();
         } else if random.once_in(4) {
             policy["plans"] = json!({"by": {"header": "x-plan"}, "gold": limit(random)});
         }
@@ -112,7 +114,7 @@ fn lease(policy: &mut Value, random: &mut Random) {
     policy["limit"] = json!({"token_bucket": {"capacity": capacity, "refill": refill}});
     policy["mode"] = "leased".into();
     policy["sharing"] = random.pick(&["proxy", "worker"]).into();
-    policy["lost_state"] = "full".into();
+    policy["lost_state"] = random.pick(&["learn", "full"]).into();
 }
 
 fn limit(random: &mut Random) -> Value {

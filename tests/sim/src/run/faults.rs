@@ -1,6 +1,7 @@
 //! What goes wrong, and how it is mended.
 
 use super::{Event, Run};
+use crate::check::Loss;
 use crate::scenario::Fault;
 use crate::worker::Input;
 use std::rc::Rc;
@@ -44,14 +45,15 @@ impl Run<'_> {
             Fault::Flush => self.flush(),
             Fault::Failover { lag, step, ppm } => {
                 let since = Micros::new(self.now.count().saturating_sub(lag.count()));
+                let lent = self.store.lent(self.now);
                 self.store.lose_since(since);
                 self.store.clock.step(self.now, step, ppm);
-                self.checks.lost(Some(since), self.now);
+                self.checks.lost(Loss::Since(since), &lent, &self.store, self.now);
             }
             Fault::ClockStep { by } => {
-                let ppm = self.store.clock.ppm();
+                let (ppm, lent) = (self.store.clock.ppm(), self.store.lent(self.now));
                 self.store.clock.step(self.now, by, ppm);
-                self.checks.stepped(self.now);
+                self.checks.lost(Loss::Step(by), &lent, &self.store, self.now);
             }
             Fault::Partition { one, other, .. } => self.network.cut(one, other, until),
             Fault::Storm { link, .. } => self.network.storm(link, until),
@@ -60,14 +62,15 @@ impl Run<'_> {
     }
 
     fn flush(&mut self) {
+        let lent = self.store.lent(self.now);
         self.store.flush();
-        self.checks.lost(None, self.now);
+        self.checks.lost(Loss::Everything, &lent, &self.store, self.now);
     }
 
     pub(super) fn configure(&mut self, number: usize, config: usize) {
         let proxy = &mut self.proxies[number];
         proxy.config = config;
-        self.checks.configured(number);
+        self.checks.configured(number, config, self.now);
         for worker in 0..proxy.workers.len() {
             let set = Rc::clone(&self.sets[config]);
             self.proxies[number].workers[worker].push(Input::Configure(config, set));
@@ -107,5 +110,7 @@ impl Run<'_> {
             endpoint.is_up = true;
         }
         self.store.is_up = true;
+        // Buckets that learn are empty from when somebody first sees that the store has lost them: here, now.
+        self.store.lost_since(self.now);
     }
 }
