@@ -125,7 +125,9 @@ fn step(random: &mut Random) -> i64 {
 fn traffic(span: Micros, proxies: usize, workers: usize, random: &mut Random) -> (Vec<Request>, Vec<Request>) {
     let tenants = random.between(1, 4);
     let clients: Vec<u64> = if random.once_in(4) { CROWD.to_vec() } else { (0..random.between(1, 6)).collect() };
-    let count = random.pick(&[40, 150, 400]);
+    let count: u64 = random.pick(&[40, 150, 400, 1_200]);
+    // As many at once as a worker can take up in time.
+    let burst = 15_000 * count.div_ceil(400);
     let bursts: Vec<Micros> = (0..random.between(1, 6)).map(|_| moment(span, random)).collect();
     let gold = random.pick(&[0, 300]);
     let leavers = random.pick(&[0, 0, 30]);
@@ -141,7 +143,7 @@ fn traffic(span: Micros, proxies: usize, workers: usize, random: &mut Random) ->
     };
     let mut requests: Vec<Request> = (0..count)
         .map(|_| {
-            let in_burst = Micros::new(random.below(15_000));
+            let in_burst = Micros::new(random.below(burst));
             let at = if random.once_in(3) { moment(span, random) } else { random.pick(&bursts).plus(in_burst) };
             request(at, random)
         })

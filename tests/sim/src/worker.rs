@@ -12,9 +12,9 @@ use crate::scenario::Request;
 use crate::tables::Tables;
 use crate::taken::{Change, Taken, taken};
 pub use site::{FIRST_LEASE, FIRST_SHADOW, Site};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use tollgate_core::decision::{Decision, FailCause, LeaseUse, Outcome, Rejection, Step, Table};
+use tollgate_core::decision::{Decision, FailCause, LeaseUse, Outcome, Rejection, SetId, Step, Table};
 use tollgate_core::key::Digest;
 use tollgate_core::policy::{Charge, Plan, PolicySet};
 use tollgate_core::units::Micros;
@@ -102,14 +102,14 @@ pub struct Pending {
     /// Its outcome is nobody's.
     is_mute: bool,
     taken: Taken,
-    /// When shared data was last read for it.
-    read_at: Micros,
+    /// When each set was last read for it.
+    read_at: BTreeMap<SetId, Micros>,
 }
 
 impl Pending {
     fn new(id: u64, decision: Decision) -> Self {
         let is_mute = id >= FIRST_LEASE;
-        Self { id, decision, cause: None, left: false, is_mute, taken: Taken::default(), read_at: Micros::ZERO }
+        Self { id, decision, cause: None, left: false, is_mute, taken: Taken::default(), read_at: BTreeMap::new() }
     }
 }
 
@@ -417,7 +417,7 @@ impl Worker {
         match step {
             Step::Read(id) => {
                 let stored = host.tables.read(host.worker, id);
-                pending.read_at = host.now;
+                pending.read_at.insert(id, host.now);
                 pending.decision.stored(stored.as_ref().map(|(bytes, version)| (bytes.as_slice(), *version)), host.now);
             }
             Step::Write { set: id, bytes, version } => {
@@ -429,7 +429,8 @@ impl Worker {
                 let done = skips || host.tables.write(host.worker, id, &bytes, version);
                 if done && id.table == Table::Buckets {
                     let after = host.tables.read(host.worker, id).map(|(bytes, _)| bytes).unwrap_or_default();
-                    let change = Change { set: id, from: &before, read_at: pending.read_at, to: &after, now: host.now };
+                    let read_at = pending.read_at.get(&id).copied().unwrap_or(host.now);
+                    let change = Change { set: id, from: &before, read_at, to: &after, now: host.now };
                     for (charge, units) in taken(pending.decision.plan(), set, &change) {
                         *pending.taken.entry(charge.policy).or_default() += units;
                         let config = self.sites[job.site].config;

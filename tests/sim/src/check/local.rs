@@ -42,6 +42,9 @@ struct Bucket {
     takes: VecDeque<Take>,
     /// As it is after those before: while it counts the larger of two limits, and by the last limit alone.
     references: Option<(Reference, Reference)>,
+    /// As it would be by the limit before, and until when that may still be used: who has it settles by it, and a bucket
+    /// that is full by one limit is dropped, and so full by the other.
+    before: Option<(Reference, Micros)>,
 }
 
 pub struct Local {
@@ -132,7 +135,7 @@ impl Local {
     /// A request is decided. Every take before which none is undecided can be checked.
     fn settle(&mut self, charge: &Charge, policy: &Policy, request: u64, is_spent: bool, owner: &Owner) -> Found {
         let Some((_, sharing)) = bucket(charge, policy) else { return Ok(()) };
-        let Bucket { takes, references } = self.buckets.entry(place(charge, sharing, owner)).or_default();
+        let Bucket { takes, references, before } = self.buckets.entry(place(charge, sharing, owner)).or_default();
         for take in takes.iter_mut().filter(|take| take.request == request) {
             take.is_spent.get_or_insert(is_spent);
         }
@@ -148,6 +151,19 @@ impl Local {
                 // It was dropped meanwhile, and absence means full.
                 reference.fill_to(limit.capacity.count(), 0);
                 *last = full;
+            } else if last.bucket() != limit {
+                *before = Some((last.clone(), at.plus(self.longest)));
+            }
+            if let Some((old, until)) = before {
+                old.advance(at);
+                if old.is_over_at(at) {
+                    reference.fill_to(limit.capacity.count(), 0);
+                    last.fill_to(limit.capacity.count(), 0);
+                }
+                old.drain(units);
+                if *until <= at {
+                    *before = None;
+                }
             }
             last.limit(limit);
             last.advance(at);
