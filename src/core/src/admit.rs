@@ -47,7 +47,7 @@ struct Step<'a> {
 }
 
 /// One decision. `lost_since` is since when the store has lost state, if it ever has: buckets that learn and of which
-/// nothing is stored were empty then.
+/// nothing is stored had lent all that they can have then.
 ///
 /// `None` when what is stored is another algorithm's, or the time is in none of a limit's windows.
 #[must_use]
@@ -86,12 +86,12 @@ pub fn decide(
 impl<'a> Step<'a> {
     fn new(charge: &'a ChargeRequest, stored: &Stored, lost_since: Option<Micros>, now: Micros) -> Option<Self> {
         let lost = match (&charge.limit, lost_since) {
-            (Limit::TokenBucket(limit), Some(since)) if charge.learn => Some(State::TokenBucket(limit.empty(since))),
+            (Limit::TokenBucket(limit), Some(since)) if charge.learn => Some(State::TokenBucket(limit.lost(since))),
             _ => None,
         };
         let stored_state = stored.state.as_ref();
         let mut state = charge.limit.advance(stored_state.or(lost.as_ref()), now)?;
-        let mended = stored_state.is_some_and(|stored| Limit::mended(stored, &state));
+        let mended = stored_state.or(lost.as_ref()).is_some_and(|stored| Limit::mended(stored, &state));
         let settled = match (&charge.limit, &mut state, &charge.lease) {
             (Limit::TokenBucket(limit), State::TokenBucket(balance), Some(call)) => {
                 Some(limit.settle(balance, stored.record, call))
@@ -99,7 +99,7 @@ impl<'a> Step<'a> {
             _ => None,
         };
         let verdict = charge.cost.map_or(Verdict::Admit, |cost| charge.limit.check(&state, cost.0, now));
-        let is_lent = matches!(&state, State::TokenBucket(balance) if balance.lent.total() > 0);
+        let is_lent = matches!(&state, State::TokenBucket(balance) if balance.lent.is_any());
         let is_to_be_stored = mended || matches!(settled, Some(Settled::New { .. }));
         Some(Self { charge, state, verdict, settled, is_lent, is_to_be_stored })
     }

@@ -204,11 +204,3 @@ impl Limit {
         matches!(self, Self::TokenBucket(_))
     }
 }
-
-/// `a × b ÷ c` with its rest, for numbers within their bounds (`c` is never 0); larger quotients saturate.
-fn divide_product(a: u64, b: u64, c: u64) -> (u64, u64) {
-    let product = u128::from(a).saturating_mul(u128::from(b));
-    let quotient = product.checked_div(u128::from(c)).unwrap_or(u128::MAX);
-    let rest = product.checked_rem(u128::from(c)).unwrap_or(0);
-    (u64::try_from(quotient).unwrap_or(u64::MAX), u64::try_from(rest).unwrap_or(0))
-}

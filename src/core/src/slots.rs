@@ -7,7 +7,7 @@
 //! free way starts from what the overflow bucket has left, so moving never mints units.
 
 use crate::key::Digest;
-use crate::limit::outstanding::{Outstanding, forgotten_at, generation};
+use crate::limit::outstanding::{Lent, Outstanding, forgotten_at, generation};
 use crate::limit::{Algorithm, Balance, TokenBucket};
 use crate::units::{Micros, Tokens};
 
@@ -225,7 +225,7 @@ impl Entry {
                 fraction: next()?,
                 period: next()?,
                 at: Micros::new(next()?),
-                lent: Outstanding::default(),
+                lent: Lent::default(),
             },
             held: Outstanding { current: next()?, previous: next()? },
             full_at: Micros::new(next()?),

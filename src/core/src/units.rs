@@ -132,6 +132,10 @@ impl fmt::Display for Micros {
     }
 }
 
+/// The parts of a [fine](RefillRate::fine) rate, at least. Its period is at most as many seconds, so within the 30 days
+/// that every period is.
+const FINE: u64 = 1 << 20;
+
 /// How fast a bucket refills: so many units in so many microseconds, in lowest terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefillRate {
@@ -192,6 +196,23 @@ impl RefillRate {
         })
     }
 
+    /// The same rate in a million parts or more, so that it can be shared out, unless it is less than a unit a second:
+    /// of so little nobody is lent a part.
+    #[must_use]
+    pub fn fine(self) -> Self {
+        if self.period > self.tokens.saturating_mul(1_000_000) {
+            return self;
+        }
+        let times = FINE.div_ceil(self.tokens.max(1));
+        Self { tokens: self.tokens.saturating_mul(times), period: self.period.saturating_mul(times) }
+    }
+
+    /// The whole units that it brings in some time.
+    #[must_use]
+    pub fn gains_in(self, time: Micros) -> u64 {
+        divide_product(self.tokens, time.count(), self.period).0
+    }
+
     /// Units in a [`period`](Self::period), in lowest terms.
     #[must_use]
     pub const fn tokens(self) -> u64 {
@@ -203,6 +224,14 @@ impl RefillRate {
     pub const fn period(self) -> u64 {
         self.period
     }
+}
+
+/// `a × b ÷ c` with its rest, for numbers within their bounds (`c` is never 0); larger quotients saturate.
+pub(crate) fn divide_product(a: u64, b: u64, c: u64) -> (u64, u64) {
+    let product = u128::from(a).saturating_mul(u128::from(b));
+    let quotient = product.checked_div(u128::from(c)).unwrap_or(u128::MAX);
+    let rest = product.checked_rem(u128::from(c)).unwrap_or(0);
+    (u64::try_from(quotient).unwrap_or(u64::MAX), u64::try_from(rest).unwrap_or(0))
 }
 
 fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {

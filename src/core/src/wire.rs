@@ -116,6 +116,8 @@ struct RawLeaseCall {
     returned: Whole,
     #[serde(default)]
     wanted: Whole,
+    #[serde(default)]
+    demand: Whole,
 }
 
 /// What becomes of a bucket that the store has lost.
@@ -273,6 +275,17 @@ pub struct LeaseAnswer {
     pub seq: u64,
     /// Units that the lessee has now: those that it keeps, and new ones.
     pub units: u64,
+    /// How many units more it may earn until it has spent some.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub room: u64,
+    /// How many it earns in each period of the refill rate, in place of the bucket.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub rate: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Why one bucket denied.
@@ -485,7 +498,7 @@ impl TryFrom<RawLeaseCall> for LeaseCall {
     type Error = String;
 
     fn try_from(raw: RawLeaseCall) -> Result<Self, String> {
-        let RawLeaseCall { lessee, seq, acked, kept, returned, wanted } = raw;
+        let RawLeaseCall { lessee, seq, acked, kept, returned, wanted, demand } = raw;
         let units = |name, Whole(count): Whole| {
             let error = || format!("lease.{name} must be between 0 and {MAX_TOKENS}, is {count}");
             Some(count).filter(|count| *count <= MAX_TOKENS).ok_or_else(error)
@@ -502,21 +515,22 @@ impl TryFrom<RawLeaseCall> for LeaseCall {
             kept: units("kept", kept)?,
             returned: units("returned", returned)?,
             wanted: units("wanted", wanted)?,
+            demand: units("demand", demand)?,
         })
     }
 }
 
 impl From<LeaseCall> for RawLeaseCall {
     fn from(call: LeaseCall) -> Self {
-        let LeaseCall { lessee, seq, acked, kept, returned, wanted } = call;
-        let [seq, acked, kept, returned, wanted] = [seq, acked, kept, returned, wanted].map(Whole);
-        Self { lessee, seq, acked, kept, returned, wanted }
+        let LeaseCall { lessee, seq, acked, kept, returned, wanted, demand } = call;
+        let [seq, acked, kept, returned, wanted, demand] = [seq, acked, kept, returned, wanted, demand].map(Whole);
+        Self { lessee, seq, acked, kept, returned, wanted, demand }
     }
 }
 
 impl From<LeaseRecord> for LeaseAnswer {
     fn from(record: LeaseRecord) -> Self {
-        Self { seq: record.seq, units: record.units }
+        Self { seq: record.seq, units: record.units(), room: record.room, rate: record.rate }
     }
 }
 
@@ -675,17 +689,24 @@ mod tests {
 
     #[test]
     fn a_charge_may_have_a_lease_and_then_no_cost() {
-        let lease = r#""lease":{"lessee":"00000000000000000000000000000009","seq":3,"acked":2,"kept":1,"returned":0,"wanted":7}"#;
+        let lease = r#""lease":{"lessee":"00000000000000000000000000000009","seq":3,"acked":2,"kept":1,"returned":0,"wanted":7,"demand":8}"#;
         let with = |lease: &str| serde_json::from_str::<ChargeRequest>(&CHARGE.replace("\"cost\":5", lease));
         let charge = with(lease).unwrap();
-        let call =
-            LeaseCall { lessee: charge.lease.unwrap().lessee, seq: 3, acked: 2, kept: 1, returned: 0, wanted: 7 };
+        let call = LeaseCall {
+            lessee: charge.lease.unwrap().lessee,
+            seq: 3,
+            acked: 2,
+            kept: 1,
+            returned: 0,
+            wanted: 7,
+            demand: 8,
+        };
         assert_eq!((charge.cost, charge.lease), (None, Some(call)));
         assert!(serde_json::to_string(&charge).unwrap().contains(lease));
         written(&charge);
         written(&ChargeRequest { learn: true, ..with(&format!("\"cost\":5,{lease}")).unwrap() });
         let short = with(r#""lease":{"lessee":"00000000000000000000000000000009","seq":3}"#).unwrap().lease.unwrap();
-        assert_eq!((short.acked, short.kept, short.returned, short.wanted), (0, 0, 0, 0));
+        assert_eq!((short.acked, short.kept, short.returned, short.wanted, short.demand), (0, 0, 0, 0, 0));
         for (wrong, expected) in [
             (lease.replace("\"seq\":3", "\"seq\":0"), "lease.seq must be between 1 and 9007199254740991, is 0"),
             (lease.replace("\"kept\":1", "\"kept\":1000000000000"), "lease.kept must be between 0 and 999999999999"),
@@ -881,7 +902,7 @@ mod tests {
             decisions: vec![
                 DecisionAnswer::Admitted(vec![Admitted {
                     remaining: 3,
-                    lease: Some(LeaseAnswer { seq: 9, units: 8 }),
+                    lease: Some(LeaseAnswer { seq: 9, units: 8, room: 7, rate: 6 }),
                 }]),
                 DecisionAnswer::Denied(vec![
                     Denied { remaining: 0, denied: Some(Denial::WaitUs(7)), lease: None },
@@ -894,7 +915,7 @@ mod tests {
         let text = serde_json::to_string(&answer).unwrap();
         assert_eq!(
             text,
-            r#"{"decisions":[{"admitted":[{"remaining":3,"lease":{"seq":9,"units":8}}]},{"denied":[{"remaining":0,"denied":{"wait_us":7}},{"remaining":4},{"remaining":1,"denied":"over_capacity"}]},{"failed":"store_timeout"}]}"#
+            r#"{"decisions":[{"admitted":[{"remaining":3,"lease":{"seq":9,"units":8,"room":7,"rate":6}}]},{"denied":[{"remaining":0,"denied":{"wait_us":7}},{"remaining":4},{"remaining":1,"denied":"over_capacity"}]},{"failed":"store_timeout"}]}"#
         );
         assert_eq!(serde_json::from_str::<AdmitAnswer>(&text).unwrap(), answer);
         use Failure::{StoreError, StoreFull, StoreTimeout, StoreUnavailable, Unknown, UnknownTimeZone};

@@ -103,6 +103,10 @@ pub struct Report {
     pub denied: u64,
     /// Decided by a fail mode.
     pub failed: u64,
+    /// When endpoints were called.
+    pub calls: Vec<Micros>,
+    /// How each request ended, in the order of the ends.
+    pub ends: Vec<End>,
     /// How leases have served requests.
     pub lease_hits: u64,
     pub lease_misses: u64,
@@ -110,6 +114,14 @@ pub struct Report {
     /// Units of leases that died before they were used.
     pub lease_expired: u64,
     pub trace: Vec<String>,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    pub request: usize,
+    pub is_admitted: bool,
+    pub waited: Micros,
 }
 
 pub struct Run<'a> {
@@ -254,7 +266,11 @@ impl<'a> Run<'a> {
         self.queue.push(self.now.plus(if calm { Micros::from_secs(10) } else { SWEEP }), Event::Sweep);
     }
 
-    fn count(&mut self, outcome: &Outcome) {
+    fn count(&mut self, request: u64, outcome: &Outcome) {
+        let request = request as usize;
+        let waited = self.now.since(START.plus(self.scenario.request(request).at));
+        let is_admitted = matches!(outcome, Outcome::Admit(_));
+        self.report.ends.push(End { request, is_admitted, waited });
         let place = match outcome {
             Outcome::Admit(Admission::Allowed) => &mut self.report.admitted,
             Outcome::Reject(Rejection::Denied { emergency: false, .. }) => &mut self.report.denied,

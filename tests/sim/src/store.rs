@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use tollgate_core::admit::{self, Decided, Stored};
 use tollgate_core::key::Digest;
 use tollgate_core::lease::{LEASE_LIFE, LeaseRecord, Settled};
-use tollgate_core::limit::outstanding::{Outstanding, generation};
+use tollgate_core::limit::outstanding::{self, generation};
 use tollgate_core::limit::{Balance, Limit, State, TokenBucket};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{Admitted, ChargeRequest, DecisionAnswer, DecisionRequest, Denial, Failure, REMEMBERED};
@@ -195,7 +195,7 @@ impl Store {
             }
             (Some(Sabotage::NoLedger), _) => {
                 for (state, _) in decided.kept.iter_mut().filter_map(|kept| kept.state.as_mut()) {
-                    balance(Some(state)).into_iter().for_each(|balance| balance.lent = Outstanding::default());
+                    balance(Some(state)).into_iter().for_each(|balance| balance.lent = outstanding::Lent::default());
                 }
             }
             (Some(Sabotage::ReportsCountTwice), _) => {
@@ -204,7 +204,7 @@ impl Store {
                         continue;
                     };
                     if let Some(balance) = balance(kept.state.as_mut().map(|(state, _)| state)) {
-                        balance.lent.current = balance.lent.current.saturating_sub(record.units);
+                        balance.lent.units.current = balance.lent.units.current.saturating_sub(record.units());
                         balance.tokens += returned;
                     }
                 }
@@ -250,13 +250,14 @@ impl Store {
         self.ids.iter_mut().for_each(|ids| ids.retain(|_, (at, ..)| *at < since));
     }
 
-    /// What it counts as lent, of the buckets that it has.
+    /// What may be spent of what it counts as lent, of the buckets that it has: the units, and what is earned by rates.
     pub fn lent(&self, now: Micros) -> BTreeMap<Name, u64> {
         let reading = self.clock.at(now);
         let of = |bucket: &Bucket| {
-            let State::TokenBucket(Balance { at, lent, .. }) = bucket.state else { return 0 };
+            let State::TokenBucket(Balance { at, lent, period, .. }) = bucket.state else { return 0 };
             let turns = generation(reading, LEASE_LIFE).saturating_sub(generation(at, LEASE_LIFE));
-            (0..turns.min(2)).fold(lent, |lent, _| lent.turned()).total()
+            let lent = (0..turns.min(2)).fold(lent, |lent, _| lent.turned());
+            lent.units.total() + (lent.rate.total() * LEASE_LIFE.count()).div_ceil(period)
         };
         self.buckets.iter().map(|(name, bucket)| (name.clone(), of(bucket))).collect()
     }
@@ -265,7 +266,7 @@ impl Store {
     pub fn standing(&self, name: &Name, limit: &TokenBucket, learns: bool, now: Micros) -> Option<Balance> {
         let reading = self.clock.at(now);
         let since = self.marker.map_or(reading, |(since, _)| since);
-        let lost = (learns && since > Micros::ZERO).then(|| State::TokenBucket(limit.empty(since)));
+        let lost = (learns && since > Micros::ZERO).then(|| State::TokenBucket(limit.lost(since)));
         let state = Limit::TokenBucket(*limit).advance(self.state(name).or(lost).as_ref(), reading);
         if let Some(State::TokenBucket(there)) = state { Some(there) } else { None }
     }

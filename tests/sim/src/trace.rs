@@ -29,9 +29,9 @@ pub fn leases(body: &[u8]) -> String {
     let charges = request.decisions.iter().flat_map(|decision| &decision.charges);
     let calls = charges.filter_map(|charge| Some((&charge.policy, charge.lease?)));
     calls.fold(String::new(), |text, (policy, call)| {
-        let LeaseCall { seq, acked, kept, returned, wanted, .. } = call;
+        let LeaseCall { seq, acked, kept, returned, wanted, demand, .. } = call;
         format!(
-            "{text}, lease of {policy}: seq {seq}, acked {acked}, kept {kept}, returned {returned}, wanted {wanted}"
+            "{text}, lease of {policy}: seq {seq}, acked {acked}, kept {kept}, returned {returned}, wanted {wanted}, demand {demand}"
         )
     })
 }

@@ -68,14 +68,14 @@ impl Random {
                 let (units, period) = (self.upto(MAX_TOKENS), Micros::new(self.upto(MAX_PERIOD)));
                 let Ok(rate) = RefillRate::new(units, period) else { continue };
                 let keep = if self.next().is_multiple_of(2) { self.upto(Micros::MAX.count()) } else { 0 };
-                let (limit, period) = match (letter, rate.period().to_string()) {
-                    ('b', period) => (
-                        Limit::TokenBucket(TokenBucket { capacity: tokens, refill: rate, keep: Micros::new(keep) }),
-                        if keep > 0 { format!("{period}:{keep}") } else { period },
-                    ),
-                    (_, period) => (Limit::Gcra(Gcra { burst: tokens, rate }), period),
-                };
-                return (limit, [capacity.to_string(), rate.tokens().to_string(), period]);
+                if letter == 'g' {
+                    let numbers = [capacity, rate.tokens(), rate.period()].map(|number| number.to_string());
+                    return (Limit::Gcra(Gcra { burst: tokens, rate }), numbers);
+                }
+                let limit = TokenBucket { capacity: tokens, refill: rate, keep: Micros::new(keep) };
+                let (units, period) = (limit.rate().tokens(), limit.rate().period());
+                let period = if keep > 0 { format!("{period}:{keep}") } else { period.to_string() };
+                return (Limit::TokenBucket(limit), [capacity.to_string(), units.to_string(), period]);
             }
         }
         let most = if self.next().is_multiple_of(2) { 5_000_000 } else { MAX_PERIOD };

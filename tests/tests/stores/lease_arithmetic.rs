@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use tollgate_core::admit::{Decided, Kept, Stored, decide};
 use tollgate_core::key::Digest;
 use tollgate_core::lease::{LEASE_USE, LeaseCall, LeaseRecord, Settled};
+use tollgate_core::limit::outstanding::Lent;
 use tollgate_core::limit::{Balance, Limit, State, TokenBucket};
 use tollgate_core::units::{Micros, RefillRate, Tokens};
 use tollgate_core::wire::{ChargeRequest, Cost, DecisionAnswer, Denial, LeaseAnswer};
@@ -83,7 +84,7 @@ fn token_bucket(random: &mut Random) -> (Limit, [String; 3]) {
     let capacity = 1 + random.next() % 300;
     let rate = RefillRate::new(1 + random.next() % 200, Micros::from_secs(1 + random.next() % 2)).expect("a rate");
     let limit = TokenBucket { capacity: Tokens::new(capacity).expect("some"), refill: rate, keep: Micros::ZERO };
-    let numbers = [capacity, rate.tokens(), rate.period()].map(|number| number.to_string());
+    let numbers = [capacity, limit.rate().tokens(), limit.rate().period()].map(|number| number.to_string());
     (Limit::TokenBucket(limit), numbers)
 }
 
@@ -112,7 +113,10 @@ impl Bucket {
         let kept = (random.next() % (lessee.units + 1)).max(any(random));
         let returned = (random.next() % (lessee.units.saturating_sub(kept) + 1)).max(any(random));
         let wanted = if random.next().is_multiple_of(4) { 0 } else { random.upto(capacity) };
-        let call = LeaseCall { lessee: digest(number), seq: lessee.seq, acked: lessee.acked, kept, returned, wanted };
+        // Of what is wanted in all there is often not enough.
+        let demand = random.upto(3 * capacity);
+        let (seq, acked) = (lessee.seq, lessee.acked);
+        let call = LeaseCall { lessee: digest(number), seq, acked, kept, returned, wanted, demand };
         lessee.sent.push(call);
         Some((number, call))
     }
@@ -130,7 +134,9 @@ impl Bucket {
 fn text(state: &State) -> Option<String> {
     let State::TokenBucket(Balance { tokens, fraction, period, at, lent }) = state else { return None };
     let whole = format!("b:{tokens}:{fraction}:{period}:{}", at.count());
-    Some(if lent.total() == 0 { whole } else { format!("{whole}:{}:{}", lent.current, lent.previous) })
+    let Lent { units, rate, demand } = lent;
+    let parts = [units, rate, demand].map(|part| format!(":{}:{}", part.current, part.previous)).concat();
+    Some(if lent.is_any() { whole + &parts } else { whole })
 }
 
 /// A decision about some of the buckets, by the core, and what the script should make of it.
@@ -187,8 +193,8 @@ fn step(buckets: &mut [Bucket], lost: &mut Option<u64>, case: u64, random: &mut 
         let cost = charge.cost.map_or(0, |cost| cost.0.count());
         arguments.push(match call {
             None => cost.to_string(),
-            Some((_, LeaseCall { seq, acked, kept, returned, wanted, .. })) => {
-                format!("{cost}:{seq}:{acked}:{kept}:{returned}:{wanted}")
+            Some((_, LeaseCall { seq, acked, kept, returned, wanted, demand, .. })) => {
+                format!("{cost}:{seq}:{acked}:{kept}:{returned}:{wanted}:{demand}")
             }
         });
     }
@@ -211,18 +217,19 @@ fn step(buckets: &mut [Bucket], lost: &mut Option<u64>, case: u64, random: &mut 
         let Some((number, call)) = *call else { continue };
         if let Some(record) = kept.record {
             bucket.records.insert(number, record);
-            let LeaseRecord { seq, units, granted, generation } = record;
-            let text = format!("r:{seq}:{units}:{granted}:{generation}");
+            let LeaseRecord { seq, kept, granted, room, rate, demand, generation } = record;
+            let text = format!("r:{seq}:{kept}:{granted}:{room}:{rate}:{demand}:{generation}");
             bucket.stored.insert(bucket.record_key(number), (text, 4000));
         }
         let key = bucket.record_key(number);
         stored.push((key.clone(), bucket.stored.get(&key).cloned()));
         let lessee = &mut bucket.lessees[usize::from(number)];
         // Some answers never arrive.
-        if let Some(LeaseAnswer { seq, units }) =
+        if let Some(LeaseAnswer { seq, units, room, .. }) =
             answer.filter(|_| call.seq == lessee.seq && !random.next().is_multiple_of(4))
         {
-            (lessee.acked, lessee.units) = (seq, units);
+            // What it has earned by its rate is there as well.
+            (lessee.acked, lessee.units) = (seq, units + room);
         }
     }
     if learns {
@@ -258,11 +265,18 @@ fn reply(decided: &Decided, calls: &[Option<(u8, LeaseCall)>]) -> Vec<i64> {
         if call.is_some() {
             reply.extend(match settled.expect("a token bucket") {
                 Settled::New { returned, .. } => {
-                    let LeaseRecord { units, granted, .. } = record.expect("it was granted");
-                    [0, number(units), number(granted), number(returned)]
+                    let record = record.expect("it was granted");
+                    [
+                        0,
+                        number(record.units()),
+                        number(record.granted),
+                        number(returned),
+                        number(record.room),
+                        number(record.rate),
+                    ]
                 }
-                Settled::Again(record) => [1, number(record.units), 0, 0],
-                Settled::Late => [2, 0, 0, 0],
+                Settled::Again(record) => [1, number(record.units()), 0, 0, number(record.room), number(record.rate)],
+                Settled::Late => [2, 0, 0, 0, 0, 0],
             });
         }
     }
@@ -279,6 +293,7 @@ struct Seen {
     admitted: u64,
     denied_beside: u64,
     learned: u64,
+    rated: u64,
 }
 
 async fn agree(first: u64, cases: u64) {
@@ -336,8 +351,8 @@ async fn agree(first: u64, cases: u64) {
         }
     }
     println!("{seen:?}");
-    let Seen { granted, returned, again, late, admitted, denied_beside, learned } = seen;
-    let least = [granted, returned, again, late, admitted, denied_beside, learned].into_iter().min();
+    let Seen { granted, returned, again, late, admitted, denied_beside, learned, rated } = seen;
+    let least = [granted, returned, again, late, admitted, denied_beside, learned, rated].into_iter().min();
     assert!(least > Some(cases / 20), "everything was tried");
 }
 
@@ -349,7 +364,9 @@ impl Seen {
         self.again += u64::from(what.contains("Again("));
         self.late += u64::from(what.contains("Late,"));
         self.granted += u64::from(what.contains("granted: ") && !what.contains("granted: 0,"));
-        self.returned += u64::from(what.contains("returned: ") && reply.last() > Some(&0));
+        self.returned +=
+            u64::from(what.contains("returned: ") && reply.last_chunk::<3>().is_some_and(|last| last[0] > 0));
+        self.rated += u64::from(what.contains("rate: ") && reply.last() > Some(&0));
         self.learned += u64::from(what.contains("learn: true") && what.contains("state: None"));
     }
 }
@@ -383,14 +400,14 @@ impl Lender {
         command.arg("take").arg("b").arg(&self.numbers);
         match call {
             None => command.arg(cost),
-            Some((_, LeaseCall { seq, acked, kept, returned, wanted, .. })) => {
-                command.arg(format!("{cost}:{seq}:{acked}:{kept}:{returned}:{wanted}"))
+            Some((_, LeaseCall { seq, acked, kept, returned, wanted, demand, .. })) => {
+                command.arg(format!("{cost}:{seq}:{acked}:{kept}:{returned}:{wanted}:{demand}"))
             }
         };
         command.arg(now);
         let reply: Vec<i64> =
             redis::from_redis_value(self.shipped.run(&pipeline).await.remove(0)).expect("numbers of a reply");
-        let units = (reply.len() == 7 && reply[3] < 2).then(|| u64::try_from(reply[4]).expect("units"));
+        let units = (reply.len() == 9 && reply[3] < 2).then(|| u64::try_from(reply[4]).expect("units"));
         (reply[0] == 0, units)
     }
 }
@@ -405,6 +422,7 @@ async fn no_window_spends_more_whatever_is_lent_lost_and_sent_again() {
     for run in 0..RUNS {
         let (capacity, per_second) = (1 + random.next() % 60, 1 + random.next() % 40);
         let rate = RefillRate::new(per_second, Micros::from_secs(1)).expect("a rate");
+        let rate = rate.fine();
         (lender.name, lender.numbers) = (run, [capacity, rate.tokens(), rate.period()]);
         let mut lessees = vec![(Lessee::default(), 0_u64); 3];
         let (mut now, mut spent) = (NOW, Vec::new());
@@ -433,7 +451,8 @@ async fn no_window_spends_more_whatever_is_lent_lost_and_sent_again() {
                     let returned = if amount % 3 == 0 { amount.min(me.units) } else { 0 };
                     me.units -= returned;
                     let (seq, acked, kept) = (me.seq, me.acked, me.units);
-                    let call = LeaseCall { lessee: digest(number), seq, acked, kept, returned, wanted: amount };
+                    let call =
+                        LeaseCall { lessee: digest(number), seq, acked, kept, returned, wanted: amount, demand: 0 };
                     me.sent.push(call);
                     let answer = if action == 4 { None } else { lender.ask(0, Some((number, call)), now).await.1 };
                     if let Some(units) = answer.filter(|_| action == 3) {

@@ -30,7 +30,7 @@ fn call(lessee: u64, seq: u64, kept: u64, returned: u64, wanted: u64) -> Value {
 }
 
 const fn lease(seq: u64, units: u64) -> Option<LeaseAnswer> {
-    Some(LeaseAnswer { seq, units })
+    Some(LeaseAnswer { seq, units, room: 0, rate: 0 })
 }
 
 async fn ask(store: &Store, charge: Value) -> (u64, Option<LeaseAnswer>) {
@@ -68,6 +68,27 @@ pub async fn a_denial_spends_nothing_and_lends_all_the_same(store: Store) {
     assert_eq!(said(&answer)[0], (89, lease(2, 10)));
 }
 
+/// Where all want more than there is, each gets a share of the refill by its demand, and earns it without a call.
+pub async fn a_rate_is_a_share_of_the_refill(store: Store) {
+    let wants = |lessee: u64, seq: u64, demand: u64| {
+        let mut charge = charge(5, 1, 100, 100);
+        charge.as_object_mut().expect("a map").remove("cost");
+        charge["lease"] = call(lessee, seq, 0, 0, demand);
+        charge["lease"]["demand"] = json!(demand);
+        charge
+    };
+    assert!(is_admitted(&store.one(&[charge(5, 100, 100, 100)]).await));
+    let lease = |(_, lease): (u64, Option<LeaseAnswer>)| lease.expect("a lease");
+    assert_eq!(lease(ask(&store, wants(1, 1, 90)).await).rate, 0, "there is enough");
+    let other = lease(ask(&store, wants(2, 1, 300)).await);
+    let one = lease(ask(&store, wants(1, 2, 90)).await);
+    assert!((30..=45).contains(&other.room) && (5..=15).contains(&one.room), "{other:?}, {one:?}");
+    let parts = other.rate as f64 / one.rate as f64;
+    // By their demands 3.3; a part stays for newcomers.
+    assert!((3.2..4.0).contains(&parts), "{parts}: {other:?}, {one:?}");
+    assert!(!is_admitted(&store.one(&[charge(5, 60, 100, 100)]).await), "nor is there more by waiting a little");
+}
+
 /// A flush is no gift: what learns begins empty, and refills.
 #[tokio::test]
 async fn a_bucket_that_redis_has_lost_begins_empty_where_it_learns() {
@@ -82,6 +103,7 @@ async fn a_bucket_that_redis_has_lost_begins_empty_where_it_learns() {
     assert!(!is_admitted(&store.one(&[learns(1)]).await));
     assert!(!is_admitted(&store.one(&[learns(2)]).await), "nor is any other full");
     assert!(is_admitted(&store.one(&[charge(3, 1, 100, 20)]).await), "but for those that do not learn");
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // All leases that there may have been are dead after two of their lives.
+    tokio::time::sleep(Duration::from_millis(4_200)).await;
     assert!(is_admitted(&store.one(&[learns(1)]).await), "it has refilled since");
 }

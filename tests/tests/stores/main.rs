@@ -10,7 +10,7 @@ use jiff::tz::TimeZoneDatabase;
 use jiff::{Timestamp, ToSpan};
 use leases::{
     a_denial_spends_nothing_and_lends_all_the_same, a_lease_is_a_part_of_what_is_left_and_comes_back,
-    a_report_counts_once,
+    a_rate_is_a_share_of_the_refill, a_report_counts_once,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -115,6 +115,7 @@ macro_rules! suite {
 
 suite!(
     a_denial_spends_nothing_and_lends_all_the_same,
+    a_rate_is_a_share_of_the_refill,
     a_lease_is_a_part_of_what_is_left_and_comes_back,
     a_new_bucket_is_full,
     a_report_counts_once,

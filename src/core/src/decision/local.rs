@@ -451,7 +451,7 @@ impl LocalRound {
             self.expired = self.expired.saturating_add(writing.expired);
             for (index, state) in writing.states {
                 if let Some(charge) = self.charges.get_mut(index) {
-                    if state == State::Free {
+                    if state == State::Free && charge.state != State::Free {
                         charge.left = charge.left.saturating_add(charge.cost.count());
                     }
                     charge.state = state;
@@ -526,6 +526,10 @@ impl LocalRound {
             (_, State::Asked(_)) => charge.news.is_none(),
             (_, State::Held(_) | State::Lent(_)) => false,
             (Goal::Charge, State::Free) => charge.verdict != Verdict::Admit,
+            // What a lease denied it notes, once: such requests are demand, too.
+            (Goal::Release, State::Free) if charge.is_lease() => {
+                charge.noted || !matches!(charge.verdict, Verdict::Wait(_))
+            }
             (Goal::Release, State::Free) => !charge.always || charge.verdict != Verdict::Admit,
         }
     }
@@ -642,6 +646,10 @@ impl LocalRound {
     ) -> Option<State> {
         let charge = self.charges.get_mut(index)?;
         let (key, cost) = (charge.key, charge.cost.count());
+        if self.goal == Goal::Release {
+            writing.renewals.extend(set.deny(key, cost, now).map(|call| (index, call)));
+            return Some(State::Free);
+        }
         if charge.returning {
             // Somebody else may be at it already.
             return Some(set.give_back(key, now).map_or(State::Told, |call| State::Asked(Some(call))));
@@ -670,7 +678,7 @@ impl LocalRound {
                 if back { State::Free } else { State::Spent }
             }
             (_, Some(news)) => {
-                set.told(charge.key, news, now);
+                set.told(charge.key, news, &charge.limit, now);
                 State::Told
             }
             (state, None) => state,

@@ -3,21 +3,22 @@
 //! As local buckets are, leases are kept in a table of sets that never grows: each is one value that is read and written
 //! as a whole by compare-and-set. A key for which there is no room has no lease and is decided exactly, at the endpoint.
 
-use super::{LEASE_LIFE, LEASE_USE, LeaseCall};
+use super::{AHEAD, LEASE_LIFE, LEASE_USE, LeaseCall};
 use crate::key::Digest;
+use crate::limit::TokenBucket;
 use crate::limit::outstanding::{Outstanding, generation};
 use crate::slots::{HOLD_LIFE, Malformed};
-use crate::units::Micros;
+use crate::units::{Micros, divide_product};
 use crate::wire::LeaseAnswer;
 
 /// Keys in a set.
 const WAYS: usize = 4;
 
-/// How far ahead units are asked for, at the rate at which they were used: half of a lease's life.
-const AHEAD: u64 = LEASE_LIFE.count() / 2;
-
 /// The shortest time from which a rate is told.
 const SHORTEST: u64 = LEASE_LIFE.count() / 10;
+
+/// How much of the time before a call counts for the next.
+const PAST: Micros = Micros::from_millis(500);
 
 /// A lease is renewed when it has less than this part of its time left, or of the units that it began with.
 const PART: u64 = 4;
@@ -25,11 +26,19 @@ const PART: u64 = 4;
 /// A denial is kept for so long at the most: a lease that comes back can bring units sooner than it says.
 const DENIED_FOR: Micros = Micros::from_millis(250);
 
+/// A denial is kept for so long at the least where more than one request comes in that time: of a budget so scarce that
+/// its lessees get no rate, a call for each of its units would be too many.
+const STORM: Micros = Micros::from_millis(650);
+
 /// When a lease was refused, or a call about it failed, none is asked for before this has passed.
 const QUIET: Micros = Micros::from_millis(250);
 
 /// A key of which nothing has been used for so long gives back what it has.
 const IDLE: Micros = Micros::from_millis(500);
+
+/// What is earned by a rate is less by one part in so many: two clocks never run at the same speed, and the lender's
+/// may be the slower one by as much.
+const SLOWER: u64 = 128;
 
 /// One set, as read at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,6 +62,14 @@ struct Entry {
     dead_at: Micros,
     /// What the lease began with.
     began_with: u64,
+    /// How many units it earns in each `period`; the part of the next unit that it has earned, over that; and until when
+    /// all this is reckoned.
+    rate: u64,
+    period: u64,
+    fraction: u64,
+    earned_at: Micros,
+    /// It earns while it has less than this.
+    most: u64,
     /// The last call about it, and the last whose answer was used.
     seq: u64,
     acked: u64,
@@ -84,7 +101,7 @@ pub enum Found {
     },
     /// They are not here: the endpoint decides.
     Missing,
-    /// The endpoint has just said so, and nothing has changed since.
+    /// The endpoint has just said so, and nothing has changed since; or the lease will have earned them.
     Denied {
         /// How long to wait yet.
         wait: Micros,
@@ -142,6 +159,9 @@ impl LeaseSet {
         if cost <= there {
             return Found::There { left: there.saturating_sub(cost).saturating_add(entry.left) };
         }
+        if let Some(wait) = entry.time_to_earn(cost, now) {
+            return Found::Denied { wait, left: there.saturating_add(entry.left) };
+        }
         if entry.denied_until > now && cost >= entry.denied_cost {
             return Found::Denied { wait: entry.back_at.since(now), left: there.saturating_add(entry.left) };
         }
@@ -159,12 +179,16 @@ impl LeaseSet {
             entry.held.take(cost);
             LeaseHold { generation: generation(now, HOLD_LIFE) }
         });
-        // With little time left it is renewed, and what is too much goes back. With few units left it gets more.
-        let part = |whole: u64| whole.checked_div(PART).unwrap_or(0);
-        let ends = entry.dead_at.since(now).count() < part(LEASE_USE.count());
-        let is_due = ends || entry.units < part(entry.began_with);
-        let surplus = if ends { entry.units.saturating_sub(entry.ahead(now)) } else { 0 };
-        (held, if is_due { entry.ask(surplus, now) } else { None })
+        (held, entry.renew(now))
+    }
+
+    /// Notes a request that was [denied](Found::Denied): it tells of the demand all the same. Gives the call that renews
+    /// the lease when it is due.
+    pub fn deny(&mut self, key: Digest, cost: u64, now: Micros) -> Option<LeaseCall> {
+        let entry = self.entries.iter_mut().find(|entry| entry.key == key)?;
+        self.expired = self.expired.saturating_add(entry.revive(now));
+        entry.note(cost, now);
+        if entry.is_earning(now) { entry.renew(now) } else { None }
     }
 
     /// Notes a request whose units are missing here, once. Gives the call that asks for a lease beside it, when one is
@@ -189,21 +213,23 @@ impl LeaseSet {
         }
     }
 
-    /// What the endpoint has said.
-    pub fn told(&mut self, key: Digest, news: &LeaseNews, now: Micros) {
+    /// What the endpoint has said of a bucket of this limit.
+    pub fn told(&mut self, key: Digest, news: &LeaseNews, limit: &TokenBucket, now: Micros) {
         let Some(entry) = self.entries.iter_mut().find(|entry| entry.key == key) else { return };
         self.expired = self.expired.saturating_add(entry.revive(now));
         entry.left = news.left.unwrap_or(entry.left);
         if let Some((cost, wait)) = news.denied {
             entry.denied_cost = cost;
             entry.back_at = now.plus(wait);
-            entry.denied_until = now.plus(wait.min(DENIED_FOR));
+            let keeps_refill = limit.refill.gains_in(STORM) <= limit.capacity.count().checked_div(2).unwrap_or(0);
+            let is_storm = keeps_refill && entry.requests > 2 && entry.over(entry.requests, STORM, now) > 1;
+            entry.denied_until = now.plus(if is_storm { STORM } else { wait.min(DENIED_FOR) });
         }
         if let Some((call, answer)) = news.call
             && call.seq == entry.seq
             && entry.asked_at > Micros::ZERO
         {
-            entry.answered(&call, answer, now);
+            entry.answered(&call, answer, limit.rate().period(), now);
         }
     }
 
@@ -211,13 +237,14 @@ impl LeaseSet {
     pub fn give_back(&mut self, key: Digest, now: Micros) -> Option<LeaseCall> {
         let entry = self.entries.iter_mut().find(|entry| entry.key == key)?;
         self.expired = self.expired.saturating_add(entry.revive(now));
-        if entry.is_idle(now) && entry.units > 0 { entry.ask(entry.units, now) } else { None }
+        let has_any = entry.units > 0 || entry.rate > 0;
+        if entry.is_idle(now) && has_any { entry.ask(entry.units, now) } else { None }
     }
 
     /// Whether anything of this key is lent, or may be.
     #[must_use]
     pub fn is_lent(&self, key: Digest, now: Micros) -> bool {
-        self.entries.iter().any(|entry| entry.key == key && (entry.spendable(now) > 0 || entry.is_asking(now)))
+        self.entries.iter().any(|entry| entry.key == key && entry.is_lent(now))
     }
 
     /// Units of leases that have died before they were spent.
@@ -245,7 +272,41 @@ impl LeaseSet {
 
 impl Entry {
     fn spendable(&self, now: Micros) -> u64 {
-        if self.dead_at > now { self.units } else { 0 }
+        if self.dead_at > now { self.earned(now).0 } else { 0 }
+    }
+
+    /// Whether its rate is at work; it rests while a call is out.
+    fn is_earning(&self, now: Micros) -> bool {
+        self.rate > 0 && self.dead_at > now && !self.is_asking(now)
+    }
+
+    /// The units at a time, with what is earned until then, and the part of the next one.
+    fn earned(&self, now: Micros) -> (u64, u64) {
+        if self.is_earning(now) { self.earned_by(self.rate, now) } else { (self.units, self.fraction) }
+    }
+
+    /// The same by a rate, since `earned_at`.
+    fn earned_by(&self, rate: u64, until: Micros) -> (u64, u64) {
+        let room = self.most.saturating_sub(self.units).saturating_sub(self.held.total());
+        let slower = |time: u64| time.saturating_sub(time.div_ceil(SLOWER));
+        let (whole, rest) = divide_product(slower(until.since(self.earned_at).count()), rate, self.period.max(1));
+        let parts = rest.saturating_add(self.fraction);
+        let (carried, rest) = if parts >= self.period { (1, parts.saturating_sub(self.period)) } else { (0, parts) };
+        let gained = whole.saturating_add(carried);
+        if gained < room { (self.units.saturating_add(gained), rest) } else { (self.units.saturating_add(room), 0) }
+    }
+
+    /// How long until the rate has earned what a cost lacks; `None` where no rate does.
+    fn time_to_earn(&self, cost: u64, now: Micros) -> Option<Micros> {
+        if self.rate == 0 || self.dead_at <= now || cost > self.most.saturating_sub(self.held.total()) {
+            return None;
+        }
+        let (units, fraction) = self.earned(now);
+        let missing = u128::from(cost.saturating_sub(units)).saturating_mul(self.period.into());
+        let time = missing.saturating_sub(fraction.into()).div_ceil(self.rate.into());
+        // It earns a little more slowly than its rate says.
+        let time = time.saturating_add(time.div_ceil(u128::from(SLOWER.saturating_sub(1)))).saturating_add(1);
+        Some(Micros::new(u64::try_from(time).unwrap_or(u64::MAX)))
     }
 
     const fn is_asking(&self, now: Micros) -> bool {
@@ -253,14 +314,28 @@ impl Entry {
         self.asked_at.count() > 0 && now.since(self.asked_at).count() < LEASE_USE.count()
     }
 
+    /// Whether anything is lent, or may be.
+    fn is_lent(&self, now: Micros) -> bool {
+        (self.dead_at > now && (self.units > 0 || self.rate > 0)) || self.is_asking(now)
+    }
+
     /// Whether another key may have the place: nothing is lent, nobody waits, and no denial is kept.
     fn is_free(&self, now: Micros) -> bool {
-        self.spendable(now) == 0 && self.held.total() == 0 && !self.is_asking(now) && self.denied_until <= now
+        !self.is_lent(now) && self.held.total() == 0 && self.denied_until <= now
     }
 
     /// Brings it to now: what is dead is gone. Gives how much that was.
     fn revive(&mut self, now: Micros) -> u64 {
-        let expired = if self.dead_at <= now { core::mem::take(&mut self.units) } else { 0 };
+        let expired = if self.dead_at <= now {
+            (self.rate, self.fraction) = (0, 0);
+            core::mem::take(&mut self.units)
+        } else {
+            if self.is_earning(now) {
+                (self.units, self.fraction) = self.earned(now);
+                self.earned_at = now;
+            }
+            0
+        };
         let mut turned = generation(self.held_at, HOLD_LIFE);
         while self.held.total() > 0 && turned < generation(now, HOLD_LIFE) {
             self.held = self.held.turned();
@@ -287,15 +362,28 @@ impl Entry {
         now.since(self.used_at).count() >= IDLE.count()
     }
 
+    /// The call that renews the lease, when it is due: with little time left, and what is too much goes back; or with few
+    /// units left, where it does not earn them.
+    fn renew(&mut self, now: Micros) -> Option<LeaseCall> {
+        let part = |whole: u64| whole.checked_div(PART).unwrap_or(0);
+        let ends = self.dead_at.since(now).count() < part(LEASE_USE.count());
+        let is_due = ends || (self.rate == 0 && self.units < part(self.began_with));
+        let surplus = if ends { self.units.saturating_sub(self.ahead(now)) } else { 0 };
+        if is_due { self.ask(surplus, now) } else { None }
+    }
+
     /// The call that is due now, if one is. `returned` units go back with it.
     fn ask(&mut self, returned: u64, now: Micros) -> Option<LeaseCall> {
         if self.is_asking(now) || (self.quiet_until > now && returned == 0) {
             return None;
         }
         let units = self.units.saturating_sub(returned);
-        let wanted = if self.quiet_until > now { 0 } else { self.ahead(now).saturating_sub(units) };
-        let kept = units.saturating_add(self.held.total());
-        if wanted == 0 && returned == 0 && kept == 0 {
+        let ahead = if self.quiet_until > now { 0 } else { self.ahead(now) };
+        let (wanted, kept) = (ahead.saturating_sub(units), units.saturating_add(self.held.total()));
+        // Where the bucket denies, the lender is to know of those as well who are too seldom there for a lease.
+        let is_scarce = self.denied_until.plus(LEASE_LIFE) > now;
+        let demand = if ahead > 0 || is_scarce { self.demand(now) } else { 0 };
+        if demand == 0 && returned == 0 && kept == 0 && self.rate == 0 {
             return None;
         }
         self.units = units;
@@ -303,24 +391,35 @@ impl Entry {
         // The first call of an entry knows nothing of those before, and takes them for heard.
         let acked = if self.seq == 0 { seq.saturating_sub(1) } else { self.acked };
         (self.seq, self.acked, self.asked_at) = (seq, acked, now);
-        (self.since, self.requests, self.wanted) = (now, 1, self.wanted.checked_div(self.requests).unwrap_or(0));
-        Some(LeaseCall { lessee: self.lessee, seq, acked, kept, returned, wanted })
+        // What is told next begins with what is told now, so that a call soon after tells the same.
+        let [requests, wanted_then] = [self.requests, self.wanted].map(|count| self.over(count, PAST, now));
+        (self.since, self.requests, self.wanted) =
+            (Micros::new(now.count().saturating_sub(PAST.count())), requests, wanted_then);
+        Some(LeaseCall { lessee: self.lessee, seq, acked, kept, returned, wanted, demand })
     }
 
     /// What is going to be used for some time, if it goes on as it did. One request alone says nothing of that; and of a
     /// key that is seldom used a lease would go back, by a call of its own, before it is used.
     fn ahead(&self, now: Micros) -> u64 {
-        let span = now.since(self.since).count().max(SHORTEST);
-        let over = |count: u64, time: u64| count.saturating_mul(time).checked_div(span).unwrap_or(0);
-        if self.requests < 2 || over(self.requests, IDLE.count()) < 2 || self.is_idle(now) {
-            return 0;
-        }
-        over(self.wanted, AHEAD)
+        if self.over(self.requests, IDLE, now) < 2 { 0 } else { self.demand(now) }
     }
 
-    fn answered(&mut self, call: &LeaseCall, answer: Option<LeaseAnswer>, now: Micros) {
+    /// What is wanted in a second.
+    fn demand(&self, now: Micros) -> u64 {
+        if self.requests < 2 || self.is_idle(now) { 0 } else { self.over(self.wanted, AHEAD, now) }
+    }
+
+    /// How much of something there will be in some time, of which there was so much since it was last told.
+    fn over(&self, count: u64, time: Micros, now: Micros) -> u64 {
+        let span = now.since(self.since).count().max(SHORTEST);
+        count.saturating_mul(time.count()).checked_div(span).unwrap_or(0)
+    }
+
+    fn answered(&mut self, call: &LeaseCall, answer: Option<LeaseAnswer>, period: u64, now: Micros) {
         let asked_at = core::mem::take(&mut self.asked_at);
+        let before = core::mem::take(&mut self.rate);
         let Some(answer) = answer.filter(|answer| answer.seq == call.seq) else {
+            // Whether the lender has heard it is not known, and so not at which rate it counts.
             self.quiet_until = now.plus(QUIET);
             return;
         };
@@ -331,8 +430,16 @@ impl Entry {
         }
         self.units = self.units.saturating_add(answer.units).saturating_sub(call.kept);
         self.began_with = self.units;
+        self.most = answer.units.saturating_add(answer.room);
+        if self.period != period {
+            (self.period, self.fraction) = (period, 0);
+        }
+        // Since it asked the lender has counted the rate of before, and then this one.
+        self.earned_at = asked_at;
+        (self.units, self.fraction) = self.earned_by(before.min(answer.rate), now.min(self.dead_at));
+        (self.rate, self.earned_at) = (answer.rate, now);
         self.dead_at = asked_at.plus(LEASE_USE);
-        if call.wanted > 0 && answer.units <= call.kept {
+        if answer.units <= call.kept && answer.rate == 0 {
             self.quiet_until = now.plus(QUIET);
         }
     }
@@ -347,6 +454,11 @@ impl Entry {
             self.held_at.count(),
             self.dead_at.count(),
             self.began_with,
+            self.rate,
+            self.period,
+            self.fraction,
+            self.earned_at.count(),
+            self.most,
             self.seq,
             self.acked,
             self.asked_at.count(),
@@ -378,6 +490,11 @@ impl Entry {
             held_at: Micros::new(next()?),
             dead_at: Micros::new(next()?),
             began_with: next()?,
+            rate: next()?,
+            period: next()?,
+            fraction: next()?,
+            earned_at: Micros::new(next()?),
+            most: next()?,
             seq: next()?,
             acked: next()?,
             asked_at: Micros::new(next()?),
@@ -394,8 +511,8 @@ impl Entry {
     }
 }
 
-/// One entry: key, lessee, and eighteen little-endian numbers.
-const ENTRY_LEN: usize = 2 * Digest::LEN + 18 * 8;
+/// One entry: key, lessee, and twenty-three little-endian numbers.
+const ENTRY_LEN: usize = 2 * Digest::LEN + 23 * 8;
 
 /// Names the format of the stored bytes: another one has entries of another size.
 pub const FORMAT: usize = ENTRY_LEN;

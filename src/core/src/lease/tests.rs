@@ -78,7 +78,7 @@ impl Lender {
 }
 
 fn call(number: u8, seq: u64, kept: u64, returned: u64, wanted: u64) -> LeaseCall {
-    LeaseCall { lessee: lessee(number), seq, acked: seq - 1, kept, returned, wanted }
+    LeaseCall { lessee: lessee(number), seq, acked: seq - 1, kept, returned, wanted, demand: 0 }
 }
 
 const NOW: Micros = Micros::from_secs(100);
@@ -212,14 +212,34 @@ mod properties {
     struct Lessee {
         seq: u64,
         acked: u64,
-        units: u64,
+        /// In parts of a unit, as many as the rate's period has microseconds; what it earns of those in a microsecond, until it
+        /// has so many units.
+        parts: u64,
+        rate: u64,
+        most: u64,
+        earned_at: Micros,
         dead_at: Micros,
         /// Every call it has made.
         sent: Vec<(LeaseCall, Micros)>,
     }
 
+    impl Lessee {
+        fn earn(&mut self, period: u64, now: Micros) {
+            let gained = self.rate * now.min(self.dead_at).since(self.earned_at).count();
+            self.parts = (self.parts + gained).min((self.most * period).max(self.parts));
+            self.earned_at = now;
+            if self.dead_at <= now {
+                (self.parts, self.rate) = (0, 0);
+            }
+        }
+
+        fn units(&self, period: u64) -> u64 {
+            self.parts / period
+        }
+    }
+
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(10_000))]
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
 
         /// The envelope, in every window, and `b + L ≤ C` at all times.
         #[test]
@@ -229,19 +249,18 @@ mod properties {
             steps in prop::collection::vec((0u8..8, 0u8..3, 0u64..40, prop_oneof![0u64..1000, 0u64..3_000_000]), 1..120),
         ) {
             let limit = limit(capacity, per_second);
+            let period = limit.rate().period();
             let mut lender = Lender::new(limit);
             let mut lessees = vec![Lessee::default(); 3];
             let (mut now, mut spent) = (NOW, Vec::new());
             for (action, number, amount, gap) in steps {
                 now = now.plus(Micros::new(gap));
                 let me = &mut lessees[usize::from(number)];
-                if me.dead_at <= now {
-                    me.units = 0;
-                }
+                me.earn(period, now);
                 match action {
                     0 | 1 => {
-                        let units = amount.min(me.units);
-                        me.units -= units;
+                        let units = amount.min(me.units(period));
+                        me.parts -= units * period;
                         spent.push((now.count(), units));
                     }
                     2 if amount > 0 => if lender.ask(amount, None, now).0 {
@@ -249,10 +268,12 @@ mod properties {
                     },
                     3..=5 => {
                         me.seq += 1;
-                        let returned = if amount % 3 == 0 { amount.min(me.units) } else { 0 };
-                        me.units -= returned;
+                        let returned = if amount % 3 == 0 { amount.min(me.units(period)) } else { 0 };
+                        me.parts -= returned * period;
+                        // Whether the call is heard decides by which rate the lender counts.
+                        me.rate = 0;
                         let call = LeaseCall {
-                            lessee: lessee(number), seq: me.seq, acked: me.acked, kept: me.units, returned, wanted: amount,
+                            lessee: lessee(number), seq: me.seq, acked: me.acked, kept: me.units(period), returned, wanted: amount, demand: 3 * amount,
                         };
                         me.sent.push((call, now));
                         // 4: the call is lost, or arrives later. 5: the answer is lost.
@@ -260,7 +281,8 @@ mod properties {
                         if action == 3 {
                             let told = answer.unwrap();
                             me.acked = told.seq;
-                            me.units = (me.units + told.units).saturating_sub(call.kept);
+                            me.parts = (me.parts + told.units * period).saturating_sub(call.kept * period);
+                            (me.rate, me.most) = (told.rate, told.units + told.room);
                             me.dead_at = now.plus(LEASE_USE);
                         }
                     }
@@ -273,11 +295,15 @@ mod properties {
                 }
                 if let Some(State::TokenBucket(balance)) = &lender.state {
                     let balance = limit.advance(Some(balance), now);
-                    prop_assert!(balance.tokens + balance.lent.total() <= capacity);
+                    prop_assert!(balance.lent.rate.total() <= limit.rate().tokens());
+                    prop_assert!(balance.tokens + balance.lent.units.total() <= capacity);
                 }
             }
             // What is there at the end is spent at once, which shows what should not be.
-            let alive = lessees.iter().filter(|lessee| lessee.dead_at > now).map(|lessee| lessee.units).sum();
+            let alive = lessees.iter_mut().map(|lessee| {
+                lessee.earn(period, now);
+                lessee.units(period)
+            }).sum();
             spent.push((now.count(), alive));
             while lender.ask(1, None, now).0 {
                 spent.push((now.count(), 1));
@@ -298,9 +324,10 @@ mod properties {
         /// Shared data may hold anything that looks like leases.
         #[test]
         fn no_numbers_in_a_set_of_leases_harm(
-            numbers in prop::collection::vec(prop_oneof![Just(0), Just(u64::MAX), 0u64..100, any::<u64>()], 22 * 4),
+            numbers in prop::collection::vec(prop_oneof![Just(0), Just(u64::MAX), 0u64..100, any::<u64>()], 27 * 4),
             now in prop_oneof![0u64..100, any::<u64>()],
             cost in prop_oneof![1u64..10, any::<u64>()],
+            number in prop_oneof![0u64..10, any::<u64>()],
             hold in any::<bool>(),
         ) {
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -316,13 +343,36 @@ mod properties {
                 if let Some(held) = held {
                     set.settle(key, held, cost, true, now);
                 }
-                let answer = call.map(|call| LeaseAnswer { seq: call.seq, units: cost });
+                let answer = call.map(|call| LeaseAnswer { seq: call.seq, units: cost, room: number, rate: number });
                 let call = call.map(|call| (call, answer));
-                set.told(key, &LeaseNews { left: Some(cost), denied: Some((cost, now)), call }, now);
+                set.told(key, &LeaseNews { left: Some(cost), denied: Some((cost, now)), call }, &limit(number.clamp(1, 100), 7), now);
+                set.deny(key, cost, now);
                 set.give_back(key, now);
                 let _ = set.is_lent(key, now);
                 set.take_expired();
             }
         }
     }
+}
+
+#[test]
+fn where_all_want_more_than_there_is_each_gets_a_share_of_the_refill_by_its_demand() {
+    let mut lender = Lender::new(limit(100, 100));
+    assert!(lender.ask(100, None, NOW).0);
+    let ask = |lender: &mut Lender, number, seq, demand| {
+        let call = LeaseCall { demand, ..call(number, seq, 0, 0, demand) };
+        lender.ask(0, Some(call), NOW).3.expect("an answer")
+    };
+    let whole = lender.limit.rate().tokens();
+    let one = ask(&mut lender, 1, 1, 90);
+    assert_eq!((one.units, one.rate, one.room), (0, 0, 0), "there is enough for 90 a second");
+    // Room is for half a second, and within the share of the half that is lent.
+    let other = ask(&mut lender, 2, 1, 300);
+    assert_eq!((other.units, other.rate, other.room), (0, whole * 300 / 390, 38));
+    let one = ask(&mut lender, 1, 2, 90);
+    assert_eq!((one.units, one.rate, one.room), (0, whole - whole / 32 - other.rate, 10), "a part stays for newcomers");
+    // Nothing comes back to the bucket but that part, until the rates are forgotten.
+    assert_eq!(lender.left(NOW.plus(Micros::from_secs(1))), 3);
+    assert_eq!(lender.left(NOW.plus(Micros::from_secs(4))), 12);
+    assert_eq!(lender.left(NOW.plus(Micros::from_millis(4_500))), 62);
 }

@@ -3,8 +3,8 @@
 //! It admits what a token bucket of the same numbers admits and keeps less state: the time at which everything that
 //! was spent will have been earned again. Nothing is delayed: a request is admitted or rejected.
 
-use super::{Algorithm, MAX_SKEW, divide_product};
-use crate::units::{Micros, RefillRate, Tokens};
+use super::{Algorithm, MAX_SKEW};
+use crate::units::{Micros, RefillRate, Tokens, divide_product};
 
 /// A limit: at most `burst` units at once, earned at `rate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -53,6 +53,48 @@ impl Outstanding {
     }
 }
 
+/// What a bucket has lent, each part of it in generations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lent {
+    /// Units, and room for units that lessees earn by themselves.
+    pub units: Outstanding,
+    /// Of the refill rate so many units for each of its periods, which lessees earn in the bucket's place.
+    pub rate: Outstanding,
+    /// How many units a second its lessees have said that they would use.
+    pub demand: Outstanding,
+}
+
+impl Lent {
+    /// Whether there is anything of it.
+    #[must_use]
+    pub const fn is_any(&self) -> bool {
+        self.units.total() > 0 || self.rate.total() > 0 || self.demand.total() > 0
+    }
+
+    /// One generation later.
+    #[must_use]
+    pub const fn turned(self) -> Self {
+        Self { units: self.units.turned(), rate: self.rate.turned(), demand: self.demand.turned() }
+    }
+
+    /// As if all of it had been lent just now.
+    #[must_use]
+    pub const fn renewed(self) -> Self {
+        Self { units: self.units.renewed(), rate: self.rate.renewed(), demand: self.demand.renewed() }
+    }
+
+    /// A rate that was told by a refill rate's period of `from`, by one of `to`: never less of it.
+    #[must_use]
+    pub fn over_period(self, from: u64, to: u64) -> Self {
+        let over = |units: u64| {
+            let product = u128::from(units).saturating_mul(u128::from(to));
+            u64::try_from(product.div_ceil(u128::from(from.max(1)))).unwrap_or(u64::MAX)
+        };
+        let Outstanding { current, previous } = self.rate;
+        Self { rate: Outstanding { current: over(current), previous: over(previous) }, ..self }
+    }
+}
+
 /// Which generation a time is in, of those that are `life` long.
 #[must_use]
 pub fn generation(at: Micros, life: Micros) -> u64 {

@@ -3,8 +3,8 @@
 //! Windows are aligned to multiples of their length since the clock's zero, or to a calendar, so that everyone agrees
 //! on them.
 
-use super::{Algorithm, CalendarWindow, MAX_SKEW, divide_product};
-use crate::units::{Micros, Tokens};
+use super::{Algorithm, CalendarWindow, MAX_SKEW};
+use crate::units::{Micros, Tokens, divide_product};
 
 /// A limit: at most `capacity` units in each window.
 ///

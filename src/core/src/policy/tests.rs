@@ -108,10 +108,8 @@ fn token_buckets_are_leased_where_nothing_else_is_said() {
         let policy = format!(r#"{{"name":"p","scope":"global",{fields}"limit":{limit},"on_failure":"open"}}"#);
         read(&format!(r#"{{"endpoint":{{"cluster":"c"}},"policies":[{policy}]}}"#)).policies()[0].scope.clone()
     };
-    let (bucket, window) = (
-        r#"{"token_bucket":{"capacity":9,"refill":"1/s"}}"#,
-        r#"{"fixed_window":{"capacity":9,"window":"day"}}"#,
-    );
+    let (bucket, window) =
+        (r#"{"token_bucket":{"capacity":9,"refill":"1/s"}}"#, r#"{"fixed_window":{"capacity":9,"window":"day"}}"#);
     let global = |mode, learn| Scope::Global { mode, learn, on_failure: FailMode::Open };
     assert_eq!(scope("", bucket), global(Mode::Leased(Sharing::Worker), true));
     assert_eq!(scope(r#""sharing":"proxy","#, bucket), global(Mode::Leased(Sharing::Proxy), true));

@@ -50,7 +50,9 @@ fn denied(tree: &Tree) -> Option<Denied> {
 fn lease(fields: &Fields<'_>) -> Option<Option<LeaseAnswer>> {
     let Some(lease) = fields.one("lease")? else { return Some(None) };
     let fields = Fields::of(lease)?;
-    Some(Some(LeaseAnswer { seq: whole(fields.one("seq")??)?, units: whole(fields.one("units")??)? }))
+    let number = |name| fields.one(name)?.map_or(Some(0), whole);
+    let (seq, units) = (whole(fields.one("seq")??)?, whole(fields.one("units")??)?);
+    Some(Some(LeaseAnswer { seq, units, room: number("room")?, rate: number("rate")? }))
 }
 
 fn list(tree: &Tree) -> Option<&[Tree]> {

@@ -33,7 +33,8 @@ fn charge(charge: &ChargeRequest) -> Object {
             .number("acked", call.acked)
             .number("kept", call.kept)
             .number("returned", call.returned)
-            .number("wanted", call.wanted);
+            .number("wanted", call.wanted)
+            .number("demand", call.demand);
         object = object.object("lease", lease);
     }
     let learn = charge.learn.then_some("learn");

@@ -5,8 +5,8 @@ use tollgate_core::breaker::Breaker;
 use tollgate_core::facts::{Attribute, MetadataOf, PeerName, Source};
 use tollgate_core::limit::{CalendarUnit, FixedWindow, Limit, Window};
 use tollgate_core::policy::{
-    Allowance, CostRule, Enforcement, FailMode, FieldsVersion, Identity, KeyPart, Measure, OnMissing, PlanBy,
-    Plans, Policy, PolicySet, Responses, RouteClass, Scope, Sharing,
+    Allowance, CostRule, Enforcement, FailMode, FieldsVersion, Identity, KeyPart, Measure, OnMissing, PlanBy, Plans,
+    Policy, PolicySet, Responses, RouteClass, Scope, Sharing,
 };
 use tollgate_core::units::{Micros, RefillRate};
 

@@ -13,27 +13,27 @@
 -- ARGV[5i-1]     b, e, g: so many units (1 to 999999999999) come back ...   f, s, l: the window in microseconds
 --                                            c: "at:at:at:at", where the windows before, at and after the caller's
 --                                            clock begin, and where the last of them ends
--- ARGV[5i]       ... in so many microseconds, in lowest terms             f, c, s, l: 0
+-- ARGV[5i]       ... in so many microseconds; g: in lowest terms           f, c, s, l: 0
 --                b, e: "period:keep", where a full bucket is kept for so many microseconds all the same
 -- ARGV[5i+1]     the cost, 1 to 999999999999
---                b, e: "cost:seq:acked:kept:returned:wanted" with a lease call; its cost may be 0
+--                b, e: "cost:seq:acked:kept:returned:wanted:demand" with a lease call; its cost may be 0
 --                Periods and windows are 1 us to 30 days.
 --
 -- Gives three numbers for each limit: 0 (has the units), 1 (will have them), 2 (never) or 3 (will have them, and has lent
 -- units); whole units left; and the microseconds to wait. The charges were made if every first number is 0. For a limit
--- with a lease call, four more: 0 (new), 1 (came before) or 2 (a later one came before); the units that the lessee has
--- now; and how many were lent now, and came back. A decision that was taken under the same id within REMEMBERED_MS is
+-- with a lease call, six more: 0 (new), 1 (came before) or 2 (a later one came before); the units that the lessee has
+-- now; how many were lent now, and came back; its room for more, and the rate at which it earns them. A decision that was taken under the same id within REMEMBERED_MS is
 -- not taken again. `back` gives nothing.
 --
 -- What is stored, times in microseconds:
 --   b  "b:tokens:fraction:period:at"          whole units, and fraction/period of the next, at that time
---      "b:tokens:fraction:period:at:current:previous", with what was lent in the generation of that time, and in the one
---      before, where that is anything
+--      "b:tokens:fraction:period:at:units:units:rate:rate:demand:demand", with what was lent of each in the generation of
+--      that time, and in the one before, where that is anything
 --   g  "g:at:fraction:over"                   when all that was spent is earned again, and fraction/over of a microsecond
 --   f  "f:start:spent:window"                 also of c
 --   s  "s:start:current:previous:window"
 --   l  a list of "at:cost"
---   a lessee: "r:seq:units:granted:generation", of its last call
+--   a lessee: "r:seq:kept:granted:room:rate:demand:generation", of its last call
 --   an id: "i:at", when its charges were made
 --   the marker: "m:at", since when state may be lost; 0: never
 -- No key means that nothing was spent; a key expires when it would say so. The marker alone does not expire.
@@ -114,10 +114,19 @@ local make_lender, lender
 local function make_bucket()
   local bucket = {}
 
+  -- What the bucket itself earns of its rate: the rest is lent.
+  local function own_rate(limit, state)
+    return math.max(0, limit.units - (state.rate or 0) - (state.rate_before or 0))
+  end
+
   -- Microseconds from `from` until `missing` more units are there, rounded up.
   local function time_to_gain(limit, state, missing, from)
-    local whole, rest = scale(missing, limit.per, limit.units)
-    return math.min(MAX, whole + math.ceil((rest - state.fraction) / limit.units)) + math.max(0, state.at - from)
+    local rate = own_rate(limit, state)
+    if rate == 0 then
+      return MAX
+    end
+    local whole, rest = scale(missing, limit.per, rate)
+    return math.min(MAX, whole + math.ceil((rest - state.fraction) / rate)) + math.max(0, state.at - from)
   end
 
   -- Moves the state on to `to`, where there is room for so many units. A clock that stepped back adds nothing. A time
@@ -128,7 +137,7 @@ local function make_bucket()
         state.at = to
       end
     else
-      local gained, rest = scale(to - state.at, limit.units, limit.per)
+      local gained, rest = scale(to - state.at, own_rate(limit, state), limit.per)
       rest = rest + state.fraction
       if rest >= limit.per then
         gained, rest = gained + 1, rest - limit.per
@@ -140,7 +149,7 @@ local function make_bucket()
     end
   end
 
-  -- A state has a third and a fourth number where something is lent.
+  -- A state has more numbers where something is lent.
   function bucket.load(key, limit)
     local text = redis.call('GET', key)
     if not text then
@@ -152,7 +161,8 @@ local function make_bucket()
           return nil
         elseif since > 0 then
           state.tokens, state.at = 0, since
-          refill(limit, state, now, limit.capacity)
+          lender.all(limit, state, refill)
+          return state, state.at < since
         end
       end
       return state, false
@@ -170,7 +180,7 @@ local function make_bucket()
       refill(limit, state, now, limit.capacity)
     else
       lender = lender or make_lender()
-      if not lender.refill(limit, state, lent, refill) then
+      if not lender.refill(limit, state, period, lent, refill) then
         return nil
       end
     end
@@ -212,12 +222,15 @@ local function make_bucket()
   function bucket.store(key, limit, state)
     local full_at = now
     if state.tokens < limit.capacity then
-      full_at = now + time_to_gain(limit, state, limit.capacity - state.tokens, now)
+      -- By its whole rate, once all that is lent is forgotten.
+      local alone = { fraction = state.fraction, at = state.at }
+      full_at = now + time_to_gain(limit, alone, limit.capacity - state.tokens, now)
     end
-    if state.lent and state.lent + state.lent_before > 0 then
+    if state.lent and lender.is_any(state) then
       full_at = math.min(MAX, math.max(full_at + lender.lasts(state), now + limit.keep))
-      put(key, full_at, 'b:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f',
-        state.tokens, state.fraction, limit.per, state.at, state.lent, state.lent_before)
+      put(key, full_at, 'b:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f',
+        state.tokens, state.fraction, limit.per, state.at, state.lent, state.lent_before, state.rate, state.rate_before,
+        state.demand, state.demand_before)
     else
       full_at = math.min(MAX, math.max(full_at, now + limit.keep))
       put(key, full_at, 'b:%.0f:%.0f:%.0f:%.0f', state.tokens, state.fraction, limit.per, state.at)
@@ -227,15 +240,16 @@ local function make_bucket()
   return bucket
 end
 
--- What a bucket lends, in generations of LEASE_LIFE, and `lost_since`: since when a bucket is empty of which nothing is
--- stored; false where the marker is malformed.
+-- What a bucket lends, in generations of LEASE_LIFE: units and room for units (`lent`), a part of the refill rate, and as
+-- part of the reckoning what its lessees would use. And `lost_since`: since when a bucket has lent all it can of which
+-- nothing is stored; false where the marker is malformed.
 -- First what a bucket does beside what it lends: `refill` reads what is lent and moves the state on to now, with the
--- bucket's own refill from one generation to the next; nothing where it is malformed. `wait`, `room` and `lasts` are of a
--- state that has lent.
+-- bucket's own refill from one generation to the next; nothing where it is malformed. `all` does so with all that a bucket
+-- can lend. `is_any`, `wait`, `room` and `lasts` are of a state that has lent.
 -- Then for a charge with a lease call: `call` reads it, and the cost beside it; `load` gives what is kept of the lessee,
 -- nil where that is malformed; `settle` takes in the report and `grant` lends; `store` keeps what was said.
 function make_lender()
-  local LEASE_LIFE = 2000000
+  local LEASE_LIFE, AHEAD, LEAST, RESERVE, MAX_DEMAND = 2000000, 1000000, 2, 32, 2 ^ 42
   local lender, lost_since = {}, nil
 
   -- Not by %, whose rest is not exact for the largest times.
@@ -259,39 +273,73 @@ function make_lender()
     return math.max(0, limit.capacity - state.lent - state.lent_before)
   end
 
-  function lender.refill(limit, state, text, refill)
-    local lent, before = string.match(text, '^:(%d+):(%d+)$')
-    if not lent then
-      return false
-    end
-    state.lent, state.lent_before = tonumber(lent), tonumber(before)
+  function lender.is_any(state)
+    return state.lent + state.lent_before + state.rate + state.rate_before + state.demand + state.demand_before > 0
+  end
+
+  local function set(state, lent, lent_before, rate, rate_before, demand, demand_before)
+    state.lent, state.lent_before = lent, lent_before
+    state.rate, state.rate_before = rate, rate_before
+    state.demand, state.demand_before = demand, demand_before
+  end
+
+  local function turn(state)
+    set(state, 0, state.lent, 0, state.rate, 0, state.demand)
+  end
+
+  local function advance(limit, state, refill)
     local at, turned, last = state.at, generation(state.at), generation(now)
-    while turned < last and state.lent + state.lent_before > 0 do
+    while turned < last and lender.is_any(state) do
       turned = turned + 1
       refill(limit, state, turned * LEASE_LIFE, lender.room(limit, state))
-      state.lent, state.lent_before = 0, state.lent
+      turn(state)
     end
     refill(limit, state, now, lender.room(limit, state))
     if state.at < at then
       -- The stored time was a fault: when it was lent cannot be told.
-      state.lent, state.lent_before = state.lent + state.lent_before, 0
+      set(state, state.lent + state.lent_before, 0, state.rate + state.rate_before, 0,
+        state.demand + state.demand_before, 0)
     end
+  end
+
+  function lender.refill(limit, state, period, text, refill)
+    local lent, before, rate, rate_before, demand, demand_before =
+      string.match(text, '^:(%d+):(%d+):(%d+):(%d+):(%d+):(%d+)$')
+    if not lent then
+      return false
+    end
+    set(state, tonumber(lent), tonumber(before), tonumber(rate), tonumber(rate_before), tonumber(demand),
+      tonumber(demand_before))
+    if period ~= limit.per then
+      -- A rate of another period: never less of it.
+      for _, name in ipairs({ 'rate', 'rate_before' }) do
+        local whole, rest = scale(state[name], limit.per, period)
+        state[name] = whole + (rest > 0 and 1 or 0)
+      end
+    end
+    advance(limit, state, refill)
     return true
+  end
+
+  function lender.all(limit, state, refill)
+    set(state, limit.capacity, 0, limit.units, 0, 0, 0)
+    advance(limit, state, refill)
   end
 
   -- Until there is room beside what is lent, or that is forgotten.
   function lender.wait(limit, state, cost, refill, time_to_gain)
     local later, at = { tokens = state.tokens, fraction = state.fraction, at = state.at }, now
-    later.lent, later.lent_before = state.lent, state.lent_before
-    while later.lent + later.lent_before > 0 do
+    set(later, state.lent, state.lent_before, state.rate, state.rate_before, state.demand, state.demand_before)
+    while lender.is_any(later) do
       local there = math.min(MAX, at + time_to_gain(limit, later, cost - later.tokens, at))
-      local turn = math.min(MAX, (generation(math.max(later.at, at)) + 1) * LEASE_LIFE)
+      local turned_at = math.min(MAX, (generation(math.max(later.at, at)) + 1) * LEASE_LIFE)
       local room = lender.room(limit, later)
-      if cost <= room and there <= turn then
+      if cost <= room and there <= turned_at then
         return there - now
       end
-      refill(limit, later, turn, room)
-      later.lent, later.lent_before, at = 0, later.lent, turn
+      refill(limit, later, turned_at, room)
+      turn(later)
+      at = turned_at
       if cost <= later.tokens then
         return at - now
       end
@@ -305,7 +353,8 @@ function make_lender()
   end
 
   function lender.call(text)
-    local cost, seq, acked, kept, returned, wanted = string.match(text, '^(%d+):(%d+):(%d+):(%d+):(%d+):(%d+)$')
+    local cost, seq, acked, kept, returned, wanted, demand =
+      string.match(text, '^(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+)$')
     return {
       cost = tonumber(cost),
       seq = tonumber(seq),
@@ -313,32 +362,47 @@ function make_lender()
       kept = tonumber(kept),
       returned = tonumber(returned),
       wanted = tonumber(wanted),
+      demand = tonumber(demand),
     }
   end
 
   function lender.load(key)
-    local seq, units, granted, at = numbers(key, '^r:(%d+):(%d+):(%d+):(%d+)$')
-    if seq == false then
+    local text = redis.call('GET', key)
+    if not text then
+      return { key = key, seq = 0 }
+    end
+    local seq, kept, granted, room, rate, demand, at =
+      string.match(text, '^r:(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+)$')
+    if not seq then
       return nil
     end
-    return { key = key, seq = seq or 0, units = units, granted = granted, generation = at }
+    return {
+      key = key,
+      seq = tonumber(seq),
+      kept = tonumber(kept),
+      granted = tonumber(granted),
+      room = tonumber(room),
+      rate = tonumber(rate),
+      demand = tonumber(demand),
+      generation = tonumber(at),
+    }
   end
 
   -- Of a lease that is counted in neither generation any more, nothing comes back.
-  local function release(state, lease)
+  local function release(state, lease, name, units)
     local ago = generation(state.at) - lease.generation
-    local place = ago == 0 and 'lent' or (ago == 1 and 'lent_before' or nil)
+    local place = ago == 0 and name or (ago == 1 and name .. '_before' or nil)
     if not place then
       return 0
     end
-    local counted = math.min(lease.units, state[place])
-    state[place] = state[place] - counted
-    return counted
+    local released = math.min(units, state[place])
+    state[place] = state[place] - released
+    return released
   end
 
   -- 0: it is new. 1: it came before, and there is nothing to do but to say the same again. 2: a later one came before.
   function lender.settle(limit, state, lease, call, taken)
-    lease.settled, lease.kept, lease.returned = 0, 0, 0
+    lease.settled, lease.returned = 0, 0
     if lease.seq >= call.seq then
       lease.settled = lease.seq == call.seq and 1 or 2
       return
@@ -346,32 +410,73 @@ function make_lender()
       lease.settled = 2
       return
     end
-    state.lent, state.lent_before = state.lent or 0, state.lent_before or 0
+    if not state.lent then
+      set(state, 0, 0, 0, 0, 0, 0)
+    end
+    local kept = 0
     if lease.seq > 0 then
-      local counted = release(state, lease)
-      -- An answer that never arrived: what it lent has not been spent, and will not be.
-      local unheard = call.acked < lease.seq and math.min(lease.granted, counted) or 0
-      lease.kept = math.min(call.kept, counted - unheard)
-      lease.returned = math.min(call.returned, counted - unheard - lease.kept) + unheard
-      state.lent = state.lent + lease.kept
+      release(state, lease, 'rate', lease.rate)
+      release(state, lease, 'demand', lease.demand)
+      local counted = release(state, lease, 'lent', lease.kept + lease.granted + lease.room)
+      local unheard, there = 0, counted
+      if call.acked < lease.seq then
+        -- An answer that never arrived: what it lent has not been spent, and will not be.
+        unheard, there = math.min(lease.granted, counted), math.min(lease.kept, counted)
+      end
+      -- Of what a larger capacity has lent, only as much as there is room for now is lent further.
+      kept = math.min(call.kept, there, lender.room(limit, state))
+      lease.returned = math.min(call.returned, there - kept) + unheard
+      state.lent = state.lent + kept
       state.tokens = math.min(state.tokens + lease.returned, lender.room(limit, state))
     end
+    lease.kept = kept
+  end
+
+  -- Where all want more than there is, a share of the refill by the lessee's demand, and room for what it earns in half
+  -- a second. 0 and 0 where that is not worth it.
+  local function share_rate(limit, state, demand, has)
+    local per_second = scale(limit.units, AHEAD, limit.per)
+    local all = math.min(MAX_DEMAND, state.demand + state.demand_before)
+    local above = all - per_second
+    if above <= 0 then
+      return 0, 0
+    end
+    local function share(whole)
+      return (muldiv(math.min(demand, all), whole, all))
+    end
+    local reserve = math.floor(limit.units / RESERVE)
+    local rate = math.min(share(limit.units), math.max(0, limit.units - reserve - state.rate - state.rate_before))
+    local earned = scale(rate, AHEAD, limit.per)
+    local most = math.max(LEAST, math.min(share(math.floor(limit.capacity / 2)), math.floor(earned / 2) + 1))
+    local free = math.max(0, lender.room(limit, state) - state.tokens)
+    local room = math.min(math.max(0, most - has), free)
+    if earned < math.max(1, math.floor(4 * per_second / above))
+      or has + room < math.max(LEAST, math.floor(2 * per_second / above)) then
+      return 0, 0
+    end
+    return rate, room
   end
 
   -- No more than a quarter of what is left beside the cost, and to all no more than half of the capacity.
   function lender.grant(limit, state, lease, call, cost)
     local most = math.max(0, math.floor(limit.capacity / 2) - state.lent - state.lent_before)
     local granted = math.min(call.wanted, most, math.floor(math.max(0, state.tokens - cost) / 4))
-    if granted < 2 then
+    if granted < LEAST then
       granted = 0
     end
-    state.tokens, state.lent = state.tokens - granted, state.lent + granted
-    lease.seq, lease.units, lease.granted = call.seq, lease.kept + granted, granted
+    state.tokens, state.lent, state.demand = state.tokens - granted, state.lent + granted, state.demand + call.demand
+    local rate, room = 0, 0
+    if call.wanted > 0 then
+      rate, room = share_rate(limit, state, call.demand, lease.kept + granted)
+    end
+    state.lent, state.rate = state.lent + room, state.rate + rate
+    lease.seq, lease.granted, lease.room, lease.rate, lease.demand = call.seq, granted, room, rate, call.demand
     lease.generation = generation(state.at)
   end
 
   function lender.store(lease)
-    local text = string.format('r:%.0f:%.0f:%.0f:%.0f', lease.seq, lease.units, lease.granted, lease.generation)
+    local text = string.format('r:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f', lease.seq, lease.kept, lease.granted, lease.room,
+      lease.rate, lease.demand, lease.generation)
     redis.call('SET', lease.key, text, 'PX', 2 * LEASE_LIFE / 1000)
   end
 
@@ -801,7 +906,7 @@ for i = 1, count do
     else
       local wait = charge.algorithm.wait(limit, state, cost)
       if wait then
-        charge.verdict, charge.wait = state.lent and state.lent + state.lent_before > 0 and 3 or 1, wait
+        charge.verdict, charge.wait = state.lent and lender.is_any(state) and 3 or 1, wait
         admitted = false
       end
     end
@@ -833,10 +938,12 @@ for i = 1, count do
   length = length + 3
   if lease then
     reply[length + 1] = lease.settled
-    reply[length + 2] = lease.settled < 2 and lease.units or 0
+    reply[length + 2] = lease.settled < 2 and lease.kept + lease.granted or 0
     reply[length + 3] = lease.settled == 0 and lease.granted or 0
     reply[length + 4] = lease.returned
-    length = length + 4
+    reply[length + 5] = lease.settled < 2 and lease.room or 0
+    reply[length + 6] = lease.settled < 2 and lease.rate or 0
+    length = length + 6
   end
 end
 if spending and id then

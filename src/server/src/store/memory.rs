@@ -58,7 +58,7 @@ struct Shard {
     swept: Option<Micros>,
 }
 
-/// 80 bytes.
+/// 112 bytes.
 struct Bucket {
     name: Name,
     state: State,
@@ -153,7 +153,7 @@ impl MemoryStore {
             let outcome = match kept.settled {
                 None => continue,
                 Some(Settled::New { returned, .. }) => {
-                    let (units, granted) = kept.record.map_or((0, 0), |record| (record.units, record.granted));
+                    let (units, granted) = kept.record.map_or((0, 0), |record| (record.units(), record.granted));
                     Outcome::New { units, granted, returned }
                 }
                 Some(Settled::Again(_)) => Outcome::Again,

@@ -5,8 +5,8 @@ use crate::world::{Answer, Headers};
 use std::collections::HashMap;
 use tollgate_core::admit::{self, Stored};
 use tollgate_core::key::Digest;
-use tollgate_core::lease::LeaseRecord;
-use tollgate_core::limit::State;
+use tollgate_core::lease::{LEASE_LIFE, LeaseRecord};
+use tollgate_core::limit::{Limit, State};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::{AdmitAnswer, AdmitRequest, Admitted, DecisionAnswer, DecisionRequest, Failure, MAX_BODY};
 
@@ -175,7 +175,12 @@ impl Endpoint {
             if let Some((call, record)) = charge.lease.zip(kept.record) {
                 let before = self.records.insert((charge.policy.clone(), charge.key, call.lessee), record);
                 if before != Some(record) {
-                    *charged += record.granted;
+                    // What it may earn by its rate is charged with it.
+                    let earned = match charge.limit {
+                        Limit::TokenBucket(limit) => record.rate * LEASE_LIFE.count() / limit.rate().period() + 1,
+                        _ => 0,
+                    };
+                    *charged += record.granted + record.room + earned;
                 }
             }
         }

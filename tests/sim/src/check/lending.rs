@@ -114,7 +114,7 @@ impl Lending {
         if charged.after != charged.before {
             self.envelope(name, gained, at).written = gained;
         }
-        let (tokens, lent, capacity) = (there.tokens, there.lent.total(), charged.limit.capacity().count());
+        let (tokens, lent, capacity) = (there.tokens, there.lent.units.total(), charged.limit.capacity().count());
         // What was lent of a larger bucket may be more than there is room for now: then there is nothing beside it.
         if charged.after != charged.before && tokens > capacity.saturating_sub(lent) {
             let what = format!("{} has {tokens} units, has lent {lent}, and has room for {capacity}", name.policy);
@@ -170,8 +170,7 @@ impl Lending {
                 continue;
             }
             let learns = self.learning.contains(&name.policy);
-            let is_learning =
-                learns && self.flushed_at.is_some_and(|flushed| at.since(flushed) < STILL_SPENT);
+            let is_learning = learns && self.flushed_at.is_some_and(|flushed| at.since(flushed) < STILL_SPENT);
             let is_one = self.limits_at(&name.policy, at).is_some_and(|limits| limits.len() == 1);
             let was_lent = lent.get(&name).copied().unwrap_or(0);
             let envelope = self.envelope(&name, gained, at);
@@ -189,7 +188,7 @@ impl Lending {
                 }
                 Loss::Since(_) => {
                     if let Some(there) = store.standing(&name, &envelope.limit, learns, at) {
-                        envelope.reference.fill_to(there.tokens + there.lent.total(), there.fraction);
+                        envelope.reference.fill_to(there.tokens + there.lent.units.total(), there.fraction);
                     }
                     envelope.written = Micros::ZERO;
                     envelope.widen(alive, at);

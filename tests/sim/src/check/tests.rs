@@ -5,7 +5,7 @@ use crate::store::{Charged, Made};
 use crate::taken::Taken;
 use tollgate_core::decision::{Admission, FailCause, Rejection};
 use tollgate_core::key::{Digest, HashKey};
-use tollgate_core::limit::outstanding::Outstanding;
+use tollgate_core::limit::outstanding::Lent;
 use tollgate_core::limit::{Balance, Limit, State, TokenBucket};
 use tollgate_core::policy::Plan;
 use tollgate_core::units::{RefillRate, Tokens};
@@ -32,7 +32,7 @@ fn key(number: u8) -> Digest {
 }
 
 fn holds(tokens: u64, at: Micros) -> Option<State> {
-    Some(State::TokenBucket(Balance { tokens, fraction: 0, period: 1_000_000, at, lent: Outstanding::default() }))
+    Some(State::TokenBucket(Balance { tokens, fraction: 0, period: 1_000_000, at, lent: Lent::default() }))
 }
 
 impl History {

@@ -86,7 +86,9 @@ fn policies(random: &mut Random) -> Vec<Value> {
         .into_iter()
         .take(count)
     {
-        let mut policy = json!({"name": name, "scope": "global", "key": key, "limit": limit(random)});
+        let mut policy = json!({
+            "name": name, "scope": "global", "mode": "exact", "key": key, "limit": limit(random),
+        });
         policy["on_failure"] = match random.below(3) {
             0 => json!("open"),
             1 => json!("closed"),

@@ -1,6 +1,6 @@
 //! What happens in the proxies: requests come, workers take their turns, and what they do is seen and checked.
 
-use super::{Event, LOOK, Run, TICK, WORK};
+use super::{Event, LOOK, Run, START, TICK, WORK};
 use crate::check::Owner;
 use crate::clock::Clock;
 use crate::endpoint::{Call, CallId};
@@ -131,6 +131,7 @@ impl Run<'_> {
             match effect {
                 Effect::Call { site, token, requests, body, timeout } => {
                     let id = CallId { proxy: number, life, worker, site, token };
+                    self.report.calls.push(self.now.since(START));
                     self.call(Call { id, body, requests }, timeout);
                 }
                 Effect::Took { id, config, charge, units } => {
@@ -190,7 +191,7 @@ impl Run<'_> {
         }
         self.report.lease_expired += decided.expired;
         if decided.id < FIRST_SHADOW {
-            self.count(&decided.outcome);
+            self.count(decided.id, &decided.outcome);
         }
     }
 

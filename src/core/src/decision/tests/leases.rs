@@ -156,9 +156,38 @@ fn a_denial_is_kept_for_a_while_and_says_how_long_to_wait() {
     let Step::Done(Outcome::Reject(Rejection::Denied { wait, .. })) = world.ask("a", &set) else { panic!("denied") };
     assert_eq!(wait, Some(Micros::from_millis(9_900)));
     assert_eq!(world.asked.len(), calls, "no call");
-    world.pass(150);
+    // So many at once are held off for longer than 250 ms.
+    world.pass(549);
+    assert_eq!(denied_by(&world.ask("a", &set)), [0]);
+    assert_eq!(world.asked.len(), calls);
+    world.pass(1);
     assert_eq!(denied_by(&world.ask("a", &set)), [0]);
     assert_eq!(world.asked.len(), calls + 1, "what others gave back may be there");
+    // One that is seldom there is not.
+    world.pass(4_000);
+    assert_eq!(denied_by(&world.ask("a", &set)), [0]);
+    world.pass(250);
+    assert_eq!(denied_by(&world.ask("a", &set)), [0]);
+    assert_eq!(world.asked.len(), calls + 3);
+}
+
+#[test]
+fn a_key_that_all_want_too_much_of_is_paced_here_without_a_call_for_each_request() {
+    let set = set(&[leased("p", 200, "100/s", "")]);
+    let mut world = World::new();
+    let mut count = 0;
+    // Twenty times what there is, for ten seconds.
+    let mut calls = 0;
+    for milli in 0..10_000 {
+        if milli == 4_000 {
+            (count, calls) = (0, world.asked.len());
+        }
+        count += (0..2).filter(|_| admitted(&world.ask("a", &set))).count();
+        world.renew(&set);
+        world.pass(1);
+    }
+    assert!((582..=660).contains(&count), "{count} of 600 in six seconds");
+    assert!(world.asked.len() - calls <= 8, "{} calls in six seconds", world.asked.len() - calls);
 }
 
 #[test]

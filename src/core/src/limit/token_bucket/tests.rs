@@ -108,7 +108,7 @@ fn a_clock_fault_locks_nobody_out() {
 fn a_clock_a_minute_behind_is_believed_and_one_further_behind_is_not() {
     let limit = limit(5, 1, Micros::from_secs(1));
     let stored =
-        Balance { tokens: 0, fraction: 0, period: 1_000_000, at: Micros::from_secs(100), lent: Outstanding::default() };
+        Balance { tokens: 0, fraction: 0, period: 1_000_000, at: Micros::from_secs(100), lent: Lent::default() };
     let within = limit.advance(Some(&stored), Micros::from_secs(40));
     assert_eq!(within.at, stored.at);
     assert!(!TokenBucket::mended(&stored, &within));
@@ -138,8 +138,7 @@ fn a_full_bucket_says_nothing_anymore_but_where_its_limit_changes() {
     let now = Micros::from_secs(100);
     let after = |keep: u64, tokens: u64| {
         let limit = TokenBucket { keep: Micros::from_secs(keep), ..limit };
-        let balance =
-            Balance { tokens, fraction: 0, period: limit.refill.period(), at: now, lent: Outstanding::default() };
+        let balance = Balance { tokens, fraction: 0, period: limit.refill.period(), at: now, lent: Lent::default() };
         limit.full_at(&balance, now).since(now)
     };
     assert_eq!([after(0, 20), after(0, 10)], [Micros::ZERO, Micros::from_secs(2)]);
@@ -149,7 +148,7 @@ fn a_full_bucket_says_nothing_anymore_but_where_its_limit_changes() {
 #[test]
 fn a_denial_stores_only_what_was_mended() {
     let stored =
-        Balance { tokens: 4, fraction: 0, period: 1_000_000, at: Micros::from_secs(100), lent: Outstanding::default() };
+        Balance { tokens: 4, fraction: 0, period: 1_000_000, at: Micros::from_secs(100), lent: Lent::default() };
     let same = limit(5, 1, Micros::from_secs(1));
     assert!(!TokenBucket::mended(&stored, &same.advance(Some(&stored), Micros::from_secs(200))));
     let lower = limit(3, 1, Micros::from_secs(1));

@@ -172,7 +172,8 @@ fn scope(fields: &Fields<'_>, place: Option<Place>, are_token_buckets: bool) -> 
         fields.get("sharing").map(|node| node.word(&[("proxy", Sharing::Proxy), ("worker", Sharing::Worker)]));
     let charge_always =
         of(Place::Local, "charge").map_or(Some(false), |node| node.word(&[("admitted", false), ("always", true)]));
-    let leases = of(Place::Global, "mode").map_or(Some(are_token_buckets), |node| node.word(&[("exact", false), ("leased", true)]));
+    let leases = of(Place::Global, "mode")
+        .map_or(Some(are_token_buckets), |node| node.word(&[("exact", false), ("leased", true)]));
     let learn = of(Place::Global, "lost_state").map(|node| node.word(&[("learn", true), ("full", false)]));
     if let (Some(node), Some(Place::Global), Some(false)) = (fields.get("sharing"), place, leases) {
         node.refuse::<()>("is for policies of scope local, and for those of mode leased");

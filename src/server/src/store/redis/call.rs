@@ -89,8 +89,8 @@ impl<'a> Call<'a> {
             let cost = charge.cost.map_or(0, |cost| cost.0.count());
             match self.lease(charge) {
                 None => command.arg(cost),
-                Some(LeaseCall { seq, acked, kept, returned, wanted, .. }) => {
-                    command.arg(format!("{cost}:{seq}:{acked}:{kept}:{returned}:{wanted}"))
+                Some(LeaseCall { seq, acked, kept, returned, wanted, demand, .. }) => {
+                    command.arg(format!("{cost}:{seq}:{acked}:{kept}:{returned}:{wanted}:{demand}"))
                 }
             };
         }
@@ -120,8 +120,8 @@ impl<'a> Call<'a> {
             if let Some(call) = self.lease(charge) {
                 let (numbers, rest) = reply.split_first_chunk().ok_or_else(short)?;
                 reply = rest;
-                let (units, outcome) = read_lease(*numbers).ok_or_else(wrong)?;
-                denied.lease = units.map(|units| LeaseAnswer { seq: call.seq, units });
+                let (lease, outcome) = read_lease(call.seq, *numbers).ok_or_else(wrong)?;
+                denied.lease = lease;
                 came = Some(outcome);
             }
             said.push((denied, is_lent, came));
@@ -146,7 +146,7 @@ fn arguments(limit: &Limit) -> (&'static str, [String; 3]) {
     let window = |capacity: Tokens, window: Micros| numbers([capacity.count(), window.count(), 0]);
     match limit {
         Limit::TokenBucket(limit) => {
-            let [capacity, units, period] = rate(limit.capacity, limit.refill);
+            let [capacity, units, period] = rate(limit.capacity, limit.rate());
             let keep = limit.keep.count();
             ("b", [capacity, units, if keep == 0 { period } else { format!("{period}:{keep}") }])
         }
@@ -172,16 +172,15 @@ fn read_charge([verdict, remaining, wait]: [i64; 3]) -> Option<(Denied, bool)> {
     Some((Denied { remaining: remaining.try_into().ok()?, denied, lease: None }, verdict == 3))
 }
 
-/// The units that a lessee has, if anybody waits for them, and what became of its call.
-fn read_lease([settled, units, granted, returned]: [i64; 4]) -> Option<(Option<u64>, Outcome)> {
-    let units = units.try_into().ok()?;
-    match settled {
-        0 => {
-            let outcome =
-                Outcome::New { units, granted: granted.try_into().ok()?, returned: returned.try_into().ok()? };
-            Some((Some(units), outcome))
-        }
-        1 => Some((Some(units), Outcome::Again)),
+/// What the script says of the lease call with this number: what is lent, if it did not come too late, and what became
+/// of it.
+fn read_lease(seq: u64, numbers: [i64; 6]) -> Option<(Option<LeaseAnswer>, Outcome)> {
+    let [settled, units, granted, returned, room, rate] = numbers.map(u64::try_from);
+    let (units, granted, returned) = (units.ok()?, granted.ok()?, returned.ok()?);
+    let lease = LeaseAnswer { seq, units, room: room.ok()?, rate: rate.ok()? };
+    match settled.ok()? {
+        0 => Some((Some(lease), Outcome::New { units, granted, returned })),
+        1 => Some((Some(lease), Outcome::Again)),
         2 => Some((None, Outcome::Late)),
         _ => None,
     }
