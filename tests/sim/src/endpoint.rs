@@ -78,7 +78,16 @@ impl Endpoint {
             decision,
             request: *request,
         });
-        (number, questions.collect())
+        let mut questions: Vec<Question> = questions.collect();
+        if self.sabotage == Some(Sabotage::Renumbered) {
+            let again: Vec<Question> =
+                questions.iter().filter(|question| renumber(&mut (*question).clone())).cloned().collect();
+            questions.extend(again.into_iter().map(|mut question| {
+                renumber(&mut question);
+                question
+            }));
+        }
+        (number, questions)
     }
 
     /// The store's answer to one decision. Gives the answer to a call that is complete.
@@ -122,6 +131,18 @@ impl Endpoint {
     pub fn len(&self) -> usize {
         self.calls.len()
     }
+}
+
+/// Gives a report a new number; says whether there was one. What it is charged is not charged again.
+fn renumber(question: &mut Question) -> bool {
+    question.request = crate::worker::FIRST_LEASE;
+    question.decision.id = None;
+    question.decision.charges.retain(|charge| charge.lease.is_some());
+    for charge in &mut question.decision.charges {
+        charge.cost = None;
+        charge.lease.iter_mut().for_each(|call| call.seq += 1);
+    }
+    !question.decision.charges.is_empty()
 }
 
 /// How long an endpoint waits for the store, unless it is told otherwise.

@@ -123,7 +123,9 @@ fn step(random: &mut Random) -> i64 {
 
 /// Requests in bursts and between them, of a few tenants and clients; and of each of those one later.
 fn traffic(span: Micros, proxies: usize, workers: usize, random: &mut Random) -> (Vec<Request>, Vec<Request>) {
-    let tenants = random.between(1, 4);
+    // One in so many scenarios has one busy tenant and no pauses, so that leases are at work when something happens.
+    let is_steady = random.once_in(4);
+    let tenants = if is_steady { 1 } else { random.between(1, 4) };
     let clients: Vec<u64> = if random.once_in(4) { CROWD.to_vec() } else { (0..random.between(1, 6)).collect() };
     let count: u64 = random.pick(&[40, 150, 400, 1_200]);
     // As many at once as a worker can take up in time.
@@ -144,7 +146,8 @@ fn traffic(span: Micros, proxies: usize, workers: usize, random: &mut Random) ->
     let mut requests: Vec<Request> = (0..count)
         .map(|_| {
             let in_burst = Micros::new(random.below(burst));
-            let at = if random.once_in(3) { moment(span, random) } else { random.pick(&bursts).plus(in_burst) };
+            let at =
+                if is_steady || random.once_in(3) { moment(span, random) } else { random.pick(&bursts).plus(in_burst) };
             request(at, random)
         })
         .collect();

@@ -35,10 +35,16 @@ pub enum Sabotage {
     ReportsCountTwice,
     /// The store takes a bucket that it has lost for a full one, whatever the policy asks for.
     NothingLearnt,
+    /// A worker uses leases after their end.
+    EndlessLease,
+    /// A worker keeps what it gives back.
+    KeptGiveBack,
+    /// A report that is sent again has a number of its own.
+    Renumbered,
 }
 
 impl Sabotage {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::ForgottenSecondCharge,
         Self::ChargedDenial,
         Self::DoubleRefill,
@@ -55,5 +61,8 @@ impl Sabotage {
         Self::NoLedger,
         Self::ReportsCountTwice,
         Self::NothingLearnt,
+        Self::EndlessLease,
+        Self::KeptGiveBack,
+        Self::Renumbered,
     ];
 }

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use tollgate_core::decision::{Decision, FailCause, LeaseUse, Outcome, Rejection, SetId, Step, Table};
 use tollgate_core::key::Digest;
+use tollgate_core::lease::FORMAT as LEASE_FORMAT;
 use tollgate_core::policy::{Charge, Plan, PolicySet};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::DecisionAnswer;
@@ -411,6 +412,26 @@ impl Worker {
         self.jobs.push_front(job);
     }
 
+    /// What is wrong on purpose with a set of leases, by its bytes: an entry begins with two digests, then come the units
+    /// and, as the fifth number, when they are dead.
+    fn spoil(&self, settling: bool, id: u64, mut bytes: Vec<u8>, before: &[u8]) -> Vec<u8> {
+        const UNITS: usize = 2 * Digest::LEN;
+        const DEAD_AT: usize = UNITS + 4 * 8;
+        let number = |entry: &[u8], place: usize| entry[place..place + 8].try_into().map_or(0, u64::from_le_bytes);
+        for entry in bytes.chunks_mut(LEASE_FORMAT) {
+            let old = before.chunks(LEASE_FORMAT).find(|old| old[..Digest::LEN] == entry[..Digest::LEN]);
+            let (place, new) = match (self.sabotage, old) {
+                (Some(Sabotage::EndlessLease), _) if number(entry, DEAD_AT) > 0 => (DEAD_AT, 1 << 52),
+                (Some(Sabotage::KeptGiveBack), Some(old)) if id >= FIRST_LEASE && !settling => {
+                    (UNITS, number(old, UNITS))
+                }
+                _ => continue,
+            };
+            entry[place..place + 8].copy_from_slice(&u64::to_le_bytes(new));
+        }
+        bytes
+    }
+
     /// Reads or writes a set.
     fn touch(&mut self, job: &mut Job, set: &PolicySet, step: Step, host: &mut Host<'_>) {
         let pending = &mut job.pending;
@@ -426,6 +447,11 @@ impl Worker {
                     && !pending.taken.is_empty()
                     && host.now.count().is_multiple_of(2);
                 let before = host.tables.read(host.worker, id).map(|(bytes, _)| bytes).unwrap_or_default();
+                let bytes = if id.table == Table::Leases {
+                    self.spoil(job.settling, pending.id, bytes, &before)
+                } else {
+                    bytes
+                };
                 let done = skips || host.tables.write(host.worker, id, &bytes, version);
                 if done && id.table == Table::Buckets {
                     let after = host.tables.read(host.worker, id).map(|(bytes, _)| bytes).unwrap_or_default();

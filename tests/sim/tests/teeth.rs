@@ -31,6 +31,7 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
         Sabotage::StuckBreaker => &[Invariant::Liveness],
         // Counted twice, a report brings back what it has brought back, or makes room for what is lent.
         Sabotage::NoLedger | Sabotage::ReportsCountTwice => &[Invariant::Envelope, Invariant::Balance],
+        Sabotage::EndlessLease | Sabotage::KeptGiveBack | Sabotage::Renumbered => &[Invariant::Envelope],
         Sabotage::NothingLearnt => &[Invariant::Envelope],
         Sabotage::EndlessQueue => &[Invariant::Bounded, Invariant::Waiter],
     }

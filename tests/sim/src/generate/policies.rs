@@ -128,8 +128,20 @@ fn limit(random: &mut Random) -> Value {
 
 /// Another limit, here and there.
 fn change(policy: &mut Value, random: &mut Random) {
-    // Of a leased one the limit stays: a lease of the former one lives on, and nothing exact is promised of that.
-    if random.once_in(2) && policy["mode"] != "leased" {
+    if policy["mode"].is_string() {
+        if random.once_in(2) {
+            let lost_state = policy["lost_state"].clone();
+            lease(policy, random);
+            policy["lost_state"] = lost_state;
+        }
+        if random.once_in(3) {
+            let is_leased = policy["mode"] == "leased";
+            policy["mode"] = if is_leased { "exact" } else { "leased" }.into();
+        }
+        if policy["mode"] == "exact" {
+            policy.as_object_mut().map(|policy| policy.remove("sharing"));
+        }
+    } else if random.once_in(2) {
         policy["limit"] = limit(random);
     }
     if policy["on_failure"].is_object() && random.once_in(2) {
