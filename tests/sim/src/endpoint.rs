@@ -93,7 +93,7 @@ impl Endpoint {
     /// The store's answer to one decision. Gives the answer to a call that is complete.
     pub fn told(&mut self, call: u64, place: usize, answer: DecisionAnswer) -> Option<(CallId, Vec<u8>)> {
         let open = self.calls.get_mut(&call)?;
-        open.answers[place].get_or_insert(answer);
+        open.answers.get_mut(place)?.get_or_insert(answer);
         open.answers.iter().all(Option::is_some).then(|| self.answer(call)).flatten()
     }
 
@@ -136,6 +136,7 @@ impl Endpoint {
 /// Gives a report a new number; says whether there was one. What it is charged is not charged again.
 fn renumber(question: &mut Question) -> bool {
     question.request = crate::worker::FIRST_LEASE;
+    question.place = usize::MAX;
     question.decision.id = None;
     question.decision.charges.retain(|charge| charge.lease.is_some());
     for charge in &mut question.decision.charges {

@@ -123,11 +123,11 @@ fn step(random: &mut Random) -> i64 {
 
 /// Requests in bursts and between them, of a few tenants and clients; and of each of those one later.
 fn traffic(span: Micros, proxies: usize, workers: usize, random: &mut Random) -> (Vec<Request>, Vec<Request>) {
-    // One in so many scenarios has one busy tenant and no pauses, so that leases are at work when something happens.
-    let is_steady = random.once_in(4);
+    // One in so many scenarios has one busy tenant with fewer pauses, so that leases are at work when something happens.
+    let is_steady = random.once_in(3);
     let tenants = if is_steady { 1 } else { random.between(1, 4) };
     let clients: Vec<u64> = if random.once_in(4) { CROWD.to_vec() } else { (0..random.between(1, 6)).collect() };
-    let count: u64 = random.pick(&[40, 150, 400, 1_200]);
+    let count: u64 = if is_steady { 1_200 } else { random.pick(&[40, 150, 400, 1_200]) };
     // As many at once as a worker can take up in time.
     let burst = 15_000 * count.div_ceil(400);
     let bursts: Vec<Micros> = (0..random.between(1, 6)).map(|_| moment(span, random)).collect();

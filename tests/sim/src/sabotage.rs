@@ -35,8 +35,6 @@ pub enum Sabotage {
     ReportsCountTwice,
     /// The store takes a bucket that it has lost for a full one, whatever the policy asks for.
     NothingLearnt,
-    /// A worker uses leases after their end.
-    EndlessLease,
     /// A worker keeps what it gives back.
     KeptGiveBack,
     /// A report that is sent again has a number of its own.
@@ -44,7 +42,7 @@ pub enum Sabotage {
 }
 
 impl Sabotage {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 18] = [
         Self::ForgottenSecondCharge,
         Self::ChargedDenial,
         Self::DoubleRefill,
@@ -61,7 +59,6 @@ impl Sabotage {
         Self::NoLedger,
         Self::ReportsCountTwice,
         Self::NothingLearnt,
-        Self::EndlessLease,
         Self::KeptGiveBack,
         Self::Renumbered,
     ];

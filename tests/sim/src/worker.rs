@@ -412,22 +412,16 @@ impl Worker {
         self.jobs.push_front(job);
     }
 
-    /// What is wrong on purpose with a set of leases, by its bytes: an entry begins with two digests, then come the units
-    /// and, as the fifth number, when they are dead.
+    /// What is wrong on purpose with a set of leases, by its bytes: an entry begins with two digests, then come its units.
     fn spoil(&self, settling: bool, id: u64, mut bytes: Vec<u8>, before: &[u8]) -> Vec<u8> {
-        const UNITS: usize = 2 * Digest::LEN;
-        const DEAD_AT: usize = UNITS + 4 * 8;
-        let number = |entry: &[u8], place: usize| entry[place..place + 8].try_into().map_or(0, u64::from_le_bytes);
-        for entry in bytes.chunks_mut(LEASE_FORMAT) {
-            let old = before.chunks(LEASE_FORMAT).find(|old| old[..Digest::LEN] == entry[..Digest::LEN]);
-            let (place, new) = match (self.sabotage, old) {
-                (Some(Sabotage::EndlessLease), _) if number(entry, DEAD_AT) > 0 => (DEAD_AT, 1 << 52),
-                (Some(Sabotage::KeptGiveBack), Some(old)) if id >= FIRST_LEASE && !settling => {
-                    (UNITS, number(old, UNITS))
+        const UNITS: std::ops::Range<usize> = 2 * Digest::LEN..2 * Digest::LEN + 8;
+        if self.sabotage == Some(Sabotage::KeptGiveBack) && id >= FIRST_LEASE && !settling {
+            for entry in bytes.chunks_mut(LEASE_FORMAT) {
+                let mut old = before.chunks(LEASE_FORMAT);
+                if let Some(old) = old.find(|old| old[..Digest::LEN] == entry[..Digest::LEN]) {
+                    entry[UNITS].copy_from_slice(&old[UNITS]);
                 }
-                _ => continue,
-            };
-            entry[place..place + 8].copy_from_slice(&u64::to_le_bytes(new));
+            }
         }
         bytes
     }

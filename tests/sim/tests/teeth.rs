@@ -10,7 +10,8 @@ use tollgate_sim::shrink::shrink;
 const SEEDS: u64 = 100;
 
 /// The breaker matters where calls fail and everything then comes back, which chance does not often make.
-const SEEDS_OF_BREAKERS: u64 = 400;
+/// The same is so of what is lent: it must be there, and the bucket full beside it, when many come at once.
+const RARE_SEEDS: u64 = 600;
 
 /// What may be said of it: which check comes first depends on the scenario.
 fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
@@ -31,7 +32,9 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
         Sabotage::StuckBreaker => &[Invariant::Liveness],
         // Counted twice, a report brings back what it has brought back, or makes room for what is lent.
         Sabotage::NoLedger | Sabotage::ReportsCountTwice => &[Invariant::Envelope, Invariant::Balance],
-        Sabotage::EndlessLease | Sabotage::KeptGiveBack | Sabotage::Renumbered => &[Invariant::Envelope],
+        // What is kept is given back again and again, without an end.
+        Sabotage::KeptGiveBack => &[Invariant::Envelope, Invariant::Bounded],
+        Sabotage::Renumbered => &[Invariant::Envelope, Invariant::Balance],
         Sabotage::NothingLearnt => &[Invariant::Envelope],
         Sabotage::EndlessQueue => &[Invariant::Bounded, Invariant::Waiter],
     }
@@ -40,7 +43,10 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
 #[test]
 fn whatever_is_wrong_on_purpose_is_found() {
     for sabotage in Sabotage::ALL {
-        let seeds = if sabotage == Sabotage::StuckBreaker { SEEDS_OF_BREAKERS } else { SEEDS };
+        let seeds = match sabotage {
+            Sabotage::StuckBreaker | Sabotage::NoLedger => RARE_SEEDS,
+            _ => SEEDS,
+        };
         let found = (0..seeds).find_map(|seed| Some((seed, run(&scenario(seed), Some(sabotage), false).violation?)));
         let (seed, violation) = found.unwrap_or_else(|| panic!("{sabotage:?} was not found in {seeds} seeds"));
         println!("{sabotage:?}: seed {seed}, {violation}");
