@@ -52,6 +52,8 @@ struct Envelope {
     limit: TokenBucket,
     /// When the bucket was written last: what comes back since then comes at the rate of whoever charges next.
     written: Micros,
+    /// By which limit: when it is full by that, the store forgets it.
+    written_by: TokenBucket,
     /// So many units more there may be ...
     extra: u64,
     /// ... until then, by the true time.
@@ -112,7 +114,11 @@ impl Lending {
         let Some(State::TokenBucket(there)) = &charged.after else { return Ok(()) };
         self.kept.insert(name.clone());
         if charged.after != charged.before {
-            self.envelope(name, gained, at).written = gained;
+            let envelope = self.envelope(name, gained, at);
+            envelope.written = gained;
+            if let Limit::TokenBucket(limit) = charged.limit {
+                envelope.written_by = limit;
+            }
         }
         let (tokens, lent, capacity) = (there.tokens, there.lent.units.total(), charged.limit.capacity().count());
         // What was lent of a larger bucket may be more than there is room for now: then there is nothing beside it.
@@ -143,8 +149,8 @@ impl Lending {
             self.kept.remove(name);
             let is_one = self.limits_at(&name.policy, at).is_some_and(|limits| limits.len() == 1);
             let envelope = self.envelope(name, gained, at);
-            // While several limits are in use, a bucket that is full by one is forgotten, and so full by the others.
-            if !is_one {
+            // A bucket that is full by one limit is forgotten, and so full by the others.
+            if !is_one || envelope.written_by != envelope.limit {
                 envelope.fill();
             }
         }
@@ -223,6 +229,7 @@ impl Lending {
             reference: Reference::full(limit, gained),
             limit,
             written: gained,
+            written_by: limit,
             extra: 0,
             until: Micros::ZERO,
         });
