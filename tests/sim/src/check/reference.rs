@@ -37,7 +37,7 @@ impl Reference {
             }
             return;
         }
-        self.parts += u128::from(now.since(self.at).count()) * u128::from(self.limit.refill.tokens());
+        self.parts += u128::from(now.since(self.at).count()) * u128::from(self.limit.rate().tokens());
         self.parts = self.parts.min(whole(self.limit.capacity.count(), &self.limit));
         self.at = now;
     }
@@ -46,7 +46,7 @@ impl Reference {
     /// last charge comes at the new rate, as it does in a bucket, which learns of its limit only when it is charged.
     pub fn limit(&mut self, limit: TokenBucket) {
         if limit != self.limit {
-            let (old, new) = (u128::from(self.limit.refill.period()), u128::from(limit.refill.period()));
+            let (old, new) = (u128::from(self.limit.rate().period()), u128::from(limit.rate().period()));
             self.parts = (self.parts * new).div_ceil(old).min(whole(limit.capacity.count(), &limit));
             self.limit = limit;
         }
@@ -82,7 +82,7 @@ impl Reference {
                 self.parts = left;
                 Ok(())
             }
-            None => Err(u64::try_from((parts - self.parts).div_ceil(self.limit.refill.period().into())).unwrap_or(0)),
+            None => Err(u64::try_from((parts - self.parts).div_ceil(self.limit.rate().period().into())).unwrap_or(0)),
         }
     }
 
@@ -109,7 +109,7 @@ impl Reference {
 
     /// Whole units that are there.
     pub fn units(&self) -> u64 {
-        u64::try_from(self.parts / u128::from(self.limit.refill.period())).unwrap_or(u64::MAX)
+        u64::try_from(self.parts / u128::from(self.limit.rate().period())).unwrap_or(u64::MAX)
     }
 
     pub const fn bucket(&self) -> TokenBucket {
@@ -118,7 +118,7 @@ impl Reference {
 }
 
 fn whole(units: u64, limit: &TokenBucket) -> u128 {
-    u128::from(units) * u128::from(limit.refill.period())
+    u128::from(units) * u128::from(limit.rate().period())
 }
 
 /// Of two limits the higher capacity and the faster refill.
@@ -128,7 +128,7 @@ pub fn larger(one: &TokenBucket, other: &TokenBucket) -> TokenBucket {
 }
 
 fn is_faster(one: &TokenBucket, other: &TokenBucket) -> bool {
-    let product = |a: &TokenBucket, b: &TokenBucket| u128::from(a.refill.tokens()) * u128::from(b.refill.period());
+    let product = |a: &TokenBucket, b: &TokenBucket| u128::from(a.rate().tokens()) * u128::from(b.rate().period());
     product(one, other).cmp(&product(other, one)) == Ordering::Greater
 }
 
@@ -149,7 +149,7 @@ mod tests {
             (from..spent.len()).all(|to| {
                 let units: u64 = spent[from..=to].iter().map(|(_, units)| units).sum();
                 let span = u128::from(spent[to].0.since(spent[from].0).count());
-                whole(units, limit) <= whole(limit.capacity.count(), limit) + span * u128::from(limit.refill.tokens())
+                whole(units, limit) <= whole(limit.capacity.count(), limit) + span * u128::from(limit.rate().tokens())
             })
         })
     }

@@ -109,9 +109,11 @@ fn policies(random: &mut Random) -> Vec<Value> {
     all
 }
 
+const LENT_CAPACITIES: [u64; 4] = [5, 20, 100, 400];
+
 /// Some are large enough for leases, and some stay exact by themselves.
 fn lease(policy: &mut Value, random: &mut Random) {
-    let capacity = random.pick(&[5, 20, 100, 400]);
+    let capacity = random.pick(&LENT_CAPACITIES);
     let refill = random.pick(&["1/s", "20/s", "200/s", "1000/s", "7/10s"]);
     policy["limit"] = json!({"token_bucket": {"capacity": capacity, "refill": refill}});
     policy["mode"] = "leased".into();
@@ -128,17 +130,21 @@ fn limit(random: &mut Random) -> Value {
 
 /// Another limit, here and there.
 fn change(policy: &mut Value, random: &mut Random) {
-    if policy["mode"].is_string() {
-        // The limit stays: what is kept of a lease under a larger one is lent anew with each call, as long as it is kept.
-        if random.once_in(3) {
-            let is_leased = policy["mode"] == "leased";
-            policy["mode"] = if is_leased { "exact" } else { "leased" }.into();
-        }
-        if policy["mode"] == "exact" {
-            policy.as_object_mut().map(|policy| policy.remove("sharing"));
-        }
-    } else if random.once_in(2) {
+    let is_lent = policy["mode"] == "leased";
+    if is_lent && random.once_in(2) {
+        // The rate stays: by which of two a bucket has refilled since it was written is told by neither.
+        policy["limit"]["token_bucket"]["capacity"] = random.pick(&LENT_CAPACITIES).into();
+    } else if !is_lent && random.once_in(2) {
         policy["limit"] = limit(random);
+    }
+    if is_lent && random.once_in(3) {
+        policy["mode"] = "exact".into();
+        policy.as_object_mut().map(|policy| policy.remove("sharing"));
+    } else if !is_lent && policy["scope"] == "global" && policy["plans"].is_null() && random.once_in(6) {
+        policy["mode"] = "leased".into();
+        if policy["lost_state"].is_null() {
+            policy["lost_state"] = "full".into();
+        }
     }
     if policy["on_failure"].is_object() && random.once_in(2) {
         policy["on_failure"]["local"] = limit(random);
