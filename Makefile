@@ -1,7 +1,7 @@
 # `make` lists what there is. Each target is a script in tools/ that can be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test simulate fuzz soak bench bench-policy bench-endpoint lint fmt clean
+.PHONY: help setup build run test simulate fuzz soak bench bench-policy bench-endpoint bench-leases lint fmt clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ bench-policy: ## Measures how long a request's identities, route class, cost and
 
 bench-endpoint: ## Measures the token endpoint: its speed, its memory, and twice what it can carry
 	@tools/bench-endpoint
+
+bench-leases: ## Simulates what leases cost and how much of a budget they use, for many sizes and loads
+	@tools/bench-leases
 
 lint: ## Checks format, clippy and the shell scripts
 	@tools/lint

@@ -99,6 +99,47 @@ async fn the_budget_holds_while_an_envoy_is_killed_an_endpoint_restarts_and_call
     envoys.iter_mut().for_each(Envoy::assert_sound);
 }
 
+/// At twenty times the limit a proxy calls a few times a second, whatever is offered.
+async fn a_storm(capacity: u64, refill: u64, least: f64) {
+    const PROXIES: usize = 2;
+    let _alone = ALONE.lock().await;
+    let (redis, upstream) = (Redis::start().await, Upstream::recording().await);
+    let endpoint = Endpoint::start(&redis.url()).await;
+    let policy = leased(capacity, &format!("{refill}/s"));
+    let mut envoys = envoys(&policy, upstream.address, &[endpoint.address; PROXIES]).await;
+    let requests = one_caller();
+    let offered = 20.0 * refill as f64 / PROXIES as f64;
+    let storm = async |time| {
+        join_all(envoys.iter().map(|envoy| paced(envoy.address, 16, offered, time, &requests))).await;
+    };
+    // Until all have found their shares.
+    storm(Duration::from_secs(4)).await;
+    let (calls, arrived) = (redis.commands("evalsha").await, upstream.arrivals().len());
+    storm(span()).await;
+    let calls = (redis.commands("evalsha").await - calls) as f64 / PROXIES as f64 / span().as_secs_f64();
+    let envelope = Envelope::of(&upstream.arrivals(), capacity, refill);
+    let used = (upstream.arrivals().len() - arrived) as f64 / (refill as f64 * span().as_secs_f64());
+    println!(
+        "20 times {refill}/s with capacity {capacity}: {calls:.1} calls a second and proxy, {used:.3} used; {envelope}"
+    );
+    envelope.assert_kept();
+    assert!(used >= least, "{used} used");
+    assert!(calls <= 3.0, "{calls} calls a second and proxy");
+    envoys.iter_mut().for_each(Envoy::assert_sound);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_twenty_times_the_limit_a_proxy_calls_a_few_times_a_second() {
+    // F82
+    a_storm(200, 200, 0.97).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_twenty_times_a_limit_with_a_small_capacity_too() {
+    // F82
+    a_storm(40, 200, 0.9).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_far_below_its_limit_costs_hardly_any_calls() {
     let _alone = ALONE.lock().await;

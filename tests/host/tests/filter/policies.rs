@@ -49,9 +49,9 @@ impl Policies {
     pub fn exact(&self) -> Self {
         let mut exact = self.clone();
         for policy in &mut exact.list {
-            if let Some(fields) = policy.as_object_mut().filter(|policy| policy.contains_key("mode")) {
-                fields.remove("mode");
-                fields.remove("sharing");
+            if policy["scope"] == "global" {
+                policy["mode"] = json!("exact");
+                policy.as_object_mut().map(|fields| fields.remove("sharing"));
             }
         }
         exact

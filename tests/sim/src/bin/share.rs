@@ -95,21 +95,16 @@ fn hot(loads: &[f64]) {
 fn wide() {
     println!("{HEAD}");
     row(&Case { capacity: 100, per_second: 50, load: 60.0, proxies: 8, keys: Keys::Zipf(10_000), skew: 1.0 });
-    row(&Case { capacity: 5000, per_second: 5000, load: 2.0, proxies: 1000, keys: Keys::One, skew: 1.0 });
+    for load in [2.0, 10.0] {
+        row(&Case { capacity: 5000, per_second: 5000, load, proxies: 1000, keys: Keys::One, skew: 1.0 });
+    }
 }
 
 fn row(case: &Case) {
     let scenario = scenario(case);
-    let traced = std::env::var("TL").is_ok() && case.proxies == 4;
-    let report = run(&scenario, None, traced);
-    for line in report.trace.iter().filter(|line| line.contains("lease of")) {
-        eprintln!("{line}");
-    }
+    let report = run(&scenario, None, false);
     if let Some(violation) = &report.violation {
         panic!("{violation}");
-    }
-    if std::env::var("TL").is_ok() && case.proxies == 4 {
-        timeline(&scenario, &report);
     }
     let measured = measure(case, &scenario, &report);
     println!(
@@ -183,19 +178,6 @@ fn scenario(case: &Case) -> Scenario {
         faults: Vec::new(),
         healed: end,
         probes: Vec::new(),
-    }
-}
-
-fn timeline(scenario: &Scenario, report: &Report) {
-    for second in 0..16 {
-        let mut line = vec![0; scenario.proxies * WORKERS];
-        for end in report.ends.iter().filter(|end| end.is_admitted) {
-            let request = &scenario.requests[end.request];
-            if request.at.count() / 1_000_000 == second {
-                line[request.proxy * WORKERS + request.worker] += 1;
-            }
-        }
-        eprintln!("{second} {line:?}");
     }
 }
 
