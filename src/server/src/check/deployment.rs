@@ -127,7 +127,17 @@ fn envoy_plugin(plugin: &Node, findings: &mut Vec<Finding>) {
              FAIL_CLOSED, every request then fails, and with FAIL_OPEN every request passes unlimited",
         ));
     }
-    let Some(allowed) = plugin.at(&["capability_restriction_config", "allowed_capabilities"]) else { return };
+    // Beside vm_config it is deprecated since Envoy 1.40, and still holds.
+    let places: [&[&str]; 2] = [
+        &["vm_config", "capability_restriction_config", "allowed_capabilities"],
+        &["capability_restriction_config", "allowed_capabilities"],
+    ];
+    for allowed in places.iter().filter_map(|place| plugin.at(place)) {
+        capabilities(allowed, findings);
+    }
+}
+
+fn capabilities(allowed: &Node, findings: &mut Vec<Finding>) {
     let missing: Vec<&str> =
         CALLS.iter().copied().filter(|call| allowed.entries().iter().all(|entry| entry.name != *call)).collect();
     // An empty list restricts nothing.

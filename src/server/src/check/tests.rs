@@ -200,6 +200,15 @@ fn envoy_takes_an_empty_list_of_capabilities_for_all() {
 }
 
 #[test]
+fn capabilities_are_looked_at_where_envoy_has_them_now() {
+    let text = demo_with(&[(
+        "vm_id: tollgate",
+        "vm_id: tollgate\n                          capability_restriction_config: {allowed_capabilities: {proxy_log: {}}}",
+    )]);
+    assert_eq!(report("envoy.yaml", &text).count(Severity::Error), 1);
+}
+
+#[test]
 fn a_cluster_that_a_control_plane_may_bring_is_not_missed() {
     let changes = [("cluster: tollgate,", "cluster: elsewhere,")];
     let text = demo_with(&changes);
