@@ -57,4 +57,5 @@ build_server() {
 # The test harness finds everything by these; all of them are absolute.
 export_test_env() {
     export TOLLGATE_BIN=$SERVER TOLLGATE_WASM=$FILTER ENVOY_BIN REDIS_SERVER_BIN SCHEMATHESIS_PYTHON
+    export PROMTOOL_BIN HELM_PYTHON MODELS_DIR NODE_BIN
 }

@@ -1,4 +1,6 @@
 //! What is in `envoy/` is what it claims to be: it is right to the tools of those who read it, and the Envoy files are run.
 
+mod chart;
 mod envoy;
 mod files;
+mod kubernetes;
