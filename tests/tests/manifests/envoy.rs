@@ -11,9 +11,9 @@ use tollgate_tests::{Authority, Client, Endpoint, HASH_KEY, Process, Upstream, e
 const TOKEN: &str = "a-token-for-the-manifests";
 
 /// What stands at the other ends of what the files name.
-struct Site {
+pub struct Site {
     upstream: Upstream,
-    _endpoint: Endpoint,
+    endpoint: Endpoint,
     edge: Proxy,
     beside: Proxy,
     identity: Identity,
@@ -143,6 +143,11 @@ fn identity_provider(keys: &Value, port: u16, (certificate, key): &(String, Stri
 impl Site {
     /// `shown` is the name in the certificate that the edge shows to the endpoint.
     async fn start(shown: &str) -> Self {
+        Self::start_with(shown, &[]).await
+    }
+
+    /// With more policies than are in the file.
+    pub async fn start_with(shown: &str, policies: &[Value]) -> Self {
         let authority = Authority::new();
         let identity = Identity::new();
         let ca = authority.ca();
@@ -166,6 +171,10 @@ impl Site {
         let beside = Proxy::start(&document, inner, 0).await;
 
         let mut document = edge(&authority, shown);
+        let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+        let config = format!("{filters}/1/typed_config/config/configuration/value/policies");
+        let own = document.pointer_mut(&config).and_then(Value::as_array_mut).expect("the policies");
+        own.extend(policies.iter().cloned());
         let [outer, edge_admin, metrics] = [free_port(), free_port(), free_port()];
         replace(&mut document, 9901, edge_admin);
         replace(&mut document, 8443, outer);
@@ -180,7 +189,23 @@ impl Site {
             address["socket_address"] = json!({"address": "127.0.0.1", "port_value": port});
         }
         let edge = Proxy::start(&document, outer, metrics).await;
-        Self { upstream, _endpoint: endpoint, edge, beside, identity, ca, _authority: authority }
+        Self { upstream, endpoint, edge, beside, identity, ca, _authority: authority }
+    }
+
+    /// What Prometheus gets from the proxy.
+    pub async fn proxy_metrics(&self) -> String {
+        let metrics = Client::new(([127, 0, 0, 1], self.edge.metrics).into());
+        let page = metrics.get("/metrics").await;
+        assert_eq!(page.status, 200);
+        page.body
+    }
+
+    /// And from the endpoint.
+    pub async fn endpoint_metrics(&self) -> String {
+        let request = Client::new(self.endpoint.address).request(reqwest::Method::GET, "/metrics");
+        let page = tollgate_tests::send(request.header("authorization", format!("Bearer {TOKEN}"))).await;
+        assert_eq!(page.status, 200);
+        page.body
     }
 
     /// What curl gets: the status, and all that came.

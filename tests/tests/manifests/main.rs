@@ -4,3 +4,4 @@ mod chart;
 mod envoy;
 mod files;
 mod kubernetes;
+mod metrics;
