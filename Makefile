@@ -1,7 +1,7 @@
 # `make` lists what there is. Each target is a script in tools/ that can be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test simulate fuzz soak bench bench-policy bench-endpoint bench-leases lint fmt clean
+.PHONY: help setup build image run test simulate fuzz soak bench bench-policy bench-endpoint bench-leases lint fmt clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -11,6 +11,9 @@ setup: ## Finds or gets the tools that the other targets need, and says where it
 
 build: ## Builds build/tollgate_filter.wasm and target/release/tollgate
 	@tools/build
+
+image: ## Makes OCI images of the filter in build/, for Istio and Envoy Gateway
+	@tools/image
 
 # PORT, UPSTREAM_PORT, ADMIN_PORT, ENDPOINT_PORT and STORE, as `make run PORT=8080` or from the
 # environment: make hands both on.

@@ -3,5 +3,6 @@
 mod chart;
 mod envoy;
 mod files;
+mod image;
 mod kubernetes;
 mod metrics;
