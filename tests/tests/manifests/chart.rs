@@ -67,6 +67,15 @@ fn args(objects: &[Value]) -> Vec<String> {
 }
 
 #[test]
+fn every_values_file_is_rendered() {
+    let folder = path(CHART).join("ci");
+    let names = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+    let mut names: Vec<String> = names.map(|name| name.into_string().expect("text")).collect();
+    names.retain(|name| !VALUES.iter().any(|known| *name == format!("{known}-values.yaml")));
+    assert_eq!(names, Vec::<String>::new());
+}
+
+#[test]
 fn helm_finds_nothing_wrong() {
     for name in VALUES {
         let Some(rendered) = render("helm_finds_nothing_wrong", &values(name)) else { return };
