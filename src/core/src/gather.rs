@@ -8,10 +8,13 @@ use crate::units::Micros;
 use std::collections::VecDeque;
 
 /// The most calls that one worker has out at once for requests, and as many more that no request is in.
-const MAX_CALLS: usize = 4;
+const MAX_CALLS: usize = if IS_CALL_FOR_EACH { 1024 } else { 4 };
 
 /// The most requests in one call; half of what the endpoint takes.
-const MAX_BATCH: usize = 64;
+const MAX_BATCH: usize = if IS_CALL_FOR_EACH { 1 } else { 64 };
+
+/// Whether each request has a call of its own, to compare with. No product is built so.
+const IS_CALL_FOR_EACH: bool = cfg!(feature = "call-for-each");
 
 /// A call that has been out for this part of its timeout no longer holds up the next.
 const PATIENCE: u64 = 4;

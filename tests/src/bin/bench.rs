@@ -1,7 +1,8 @@
 //! `make bench`: what the filter costs, side by side in one run on one machine.
 //!
-//! One Envoy worker, an upstream that is Envoy itself, and a client that keeps its connections busy. Each column is
-//! measured for a few seconds after a warm-up; the ratio is to the same Envoy without the filter.
+//! One Envoy worker that answers by itself, or is in front of another Envoy that does, and a client that keeps its
+//! connections busy. Each row is measured for a few seconds after a warm-up; the ratio is to the same Envoy without the
+//! filter.
 
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -15,6 +16,9 @@ const CALLERS: usize = 64;
 
 /// The module that this row has in the place of ours.
 const NOTHING: &str = "a filter that does nothing";
+
+/// And this one has a build of ours without group commit.
+const EACH: &str = "the same, a call for each";
 
 /// The upstream's body.
 const EXPECTED: &str = "benchmarked";
@@ -54,6 +58,7 @@ async fn main() {
         ("the same, ten in shadow", Some(shadows), memory.address),
         ("one leased policy, memory", Some(leased), memory.address),
         ("one exact policy, memory", Some(exact.clone()), memory.address),
+        (EACH, Some(exact.clone()), memory.address),
         ("one exact policy, Redis", Some(exact), on_redis.address),
     ];
     let requests: Requests = (0..CALLERS)
@@ -67,12 +72,20 @@ async fn main() {
         "{:26} {:>11} {:>9} {:>9} {:>9} {:>6} {:>6} {:>7}",
         "", "connections", "req/s", "p50 µs", "p99 µs", "", "", "CPU µs"
     );
-    for connections in [1, 16, 64] {
+    // Another Envoy, whose answers are its own.
+    let upstream = EnvoyBuilder::benchmark(None).workers(1).start().await;
+    for (is_proxied, connections) in [false, true].into_iter().flat_map(|it| [1, 16, 64].map(|count| (it, count))) {
         let (mut base, mut nothing) = (None, f64::INFINITY);
+        println!("{}", if is_proxied { "in front of an upstream" } else { "answered by Envoy itself" });
         for (name, policy, endpoint) in rows.iter().filter(|(name, ..)| is_wanted(name)) {
             let mut envoy = EnvoyBuilder::benchmark(policy.clone()).endpoint(*endpoint).workers(1);
+            if is_proxied {
+                envoy = envoy.to(upstream.address);
+            }
             if *name == NOTHING {
                 envoy = envoy.module(tool("NOTHING_WASM"));
+            } else if *name == EACH {
+                envoy = envoy.module(tool("EACH_WASM"));
             }
             let envoy = envoy.start().await;
             busy(envoy.address, connections, WARM_UP, &requests, EXPECTED).await;
