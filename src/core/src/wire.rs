@@ -283,7 +283,6 @@ pub struct LeaseAnswer {
     pub rate: u64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
 const fn is_zero(number: &u64) -> bool {
     *number == 0
 }
