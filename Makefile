@@ -1,7 +1,7 @@
 # `make` lists what there is. Each target is a script in tools/ that can be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build image run test simulate fuzz soak bench bench-policy bench-endpoint bench-leases lint fmt clean
+.PHONY: help setup build image run test test-docker simulate fuzz soak bench bench-policy bench-endpoint bench-leases lint fmt clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ run: ## Runs Envoy, the filter and the token endpoint until Ctrl-C (PORT=10000 S
 
 test: ## Runs every test; the last line is the sum
 	@tools/test
+
+test-docker: ## Checks envoy/docker in containers, where a docker engine runs
+	@tools/test-docker
 
 simulate: ## Looks for a seed that breaks a promise, on a virtual network and clock (SEEDS=1000, SEED=n)
 	@tools/simulate

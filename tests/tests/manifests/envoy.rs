@@ -285,7 +285,7 @@ fn envoy_takes_the_files_and_says_nothing_of_them() {
 
 #[test]
 fn check_has_nothing_to_say_of_any_file_with_a_policy() {
-    for name in ["demo.yaml", "envoy.yaml"] {
+    for name in ["demo.yaml", "envoy.yaml", "docker/envoy.yaml"] {
         let mut command = Command::new(tool("TOLLGATE_BIN"));
         let output = command.args(["check", "--deny-warnings"]).arg(path(name)).output().expect("tollgate runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));

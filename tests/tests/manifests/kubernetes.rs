@@ -19,11 +19,13 @@ const MANIFESTS: [&str; 8] = [
     "gateway/clienttrafficpolicy.yaml",
 ];
 
-/// What else is in `envoy/`, and looked at by the other tests of this suite and by tests of `tollgate schema`.
-const OTHERS: [&str; 8] = [
+/// What else is in `envoy/`, and looked at by the other tests of this suite and by tests of `tollgate schema`;
+/// `docker/` by tests/docker too.
+const OTHERS: [&str; 9] = [
     "demo.yaml",
     "envoy.yaml",
     "endpoint.yaml",
+    "docker/",
     "grafana/tollgate.json",
     "prometheus/alerts.yaml",
     "prometheus/alerts_test.yaml",
