@@ -131,7 +131,10 @@ impl Part {
             Self::Allowed | Self::Denied | Self::OverCapacity | Self::NotCharged => true,
             Self::Unidentified => policy.on_missing == OnMissing::Reject,
             Self::FailedOpen => mode == Some(FailMode::Open),
-            Self::FailedClosed => matches!(mode, None | Some(FailMode::Closed | FailMode::Local(_))),
+            // A lease can be out of reach beside a local bucket that could not be charged.
+            Self::FailedClosed => {
+                policy.is_leased() || matches!(mode, None | Some(FailMode::Closed | FailMode::Local(_)))
+            }
             Self::FailedLocal | Self::FailedLocalDenied => matches!(mode, Some(FailMode::Local(_))),
         }
     }

@@ -85,8 +85,10 @@ fn every_example_is_valid() {
             text if text.contains("kind: EnvoyExtensionPolicy") => Kind::EnvoyExtensionPolicy,
             _ => Kind::Envoy,
         };
-        examples += 1;
-        assert_takes(kind, &path.display().to_string(), &readings(&text, Dialect::Envoy));
+        for document in text.split("\n---\n").filter(|document| document.contains("policies:")) {
+            examples += 1;
+            assert_takes(kind, &path.display().to_string(), &readings(document, Dialect::Envoy));
+        }
     }
     for path in ["README.md", "docs/mistakes.md"] {
         let text = read_file(path);
