@@ -311,7 +311,7 @@ fn policy() -> Value {
             &["exact", "leased"],
         ),
         "lost_state": words(
-            "For scope global and a token_bucket, when the store has lost it. learn: it begins empty. full: it is full. Without \
+            "For scope global and a token_bucket, when the store has lost it. learn: it begins empty, and refills two to four seconds later. full: it is full. Without \
              this, learn for mode leased, and else full",
             &["learn", "full"],
         ),
