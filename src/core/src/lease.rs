@@ -38,6 +38,9 @@ const LEAST: u64 = 2;
 /// One part of so many of the refill rate is not lent: who has no lease yet finds something.
 const RESERVE: u64 = 32;
 
+/// No rate is lent while the bucket itself has one part of so many of its capacity, and of what it refills in a second.
+const PLENTY: u64 = 8;
+
 /// The most that is made of what all want, so that shares of it are exact in doubles as well: 2^42.
 const MAX_DEMAND: u64 = 1 << 42;
 
@@ -163,6 +166,11 @@ impl TokenBucket {
         let per_second = |rate| divide_product(rate, AHEAD.count(), period).0;
         let all = balance.lent.demand.total().min(MAX_DEMAND);
         let above = all.saturating_sub(per_second(units));
+        let plenty = self.capacity.count().max(per_second(units)).div_ceil(PLENTY).max(LEAST);
+        if balance.tokens >= plenty {
+            // Who lives on a rate asks for no more until its lease ends: it would deny what is there.
+            return None;
+        }
         let share = |of: u64| divide_product(lease.demand.min(all), of, all).0;
         let reserve = units.checked_div(RESERVE)?;
         let rate = share(units).min(units.saturating_sub(reserve).saturating_sub(balance.lent.rate.total()));

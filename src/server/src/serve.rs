@@ -92,8 +92,9 @@ async fn accept(
         // An answer is one small write: waiting for more to send with it only delays it.
         let _ = stream.set_nodelay(true);
         let (builder, app, ending) = (Arc::clone(&builder), app.clone(), ending.subscribe());
+        // It counts before it can ask for the count.
+        endpoint.metrics().connections(connections.len().saturating_add(1));
         connections.spawn(async move { connection::serve(&builder, stream, app, ending).await });
-        endpoint.metrics().connections(connections.len());
     }
 }
 

@@ -376,3 +376,37 @@ fn where_all_want_more_than_there_is_each_gets_a_share_of_the_refill_by_its_dema
     assert_eq!(lender.left(NOW.plus(Micros::from_secs(4))), 12);
     assert_eq!(lender.left(NOW.plus(Micros::from_millis(4_500))), 62);
 }
+
+#[test]
+fn a_burst_is_admitted_up_to_what_is_left() {
+    for (capacity, per_second, lessees) in [(1000, 100, 1), (1000, 100, 3), (2000, 1000, 4), (100, 50, 2), (200, 1000, 1)] {
+        let mut lender = Lender::new(limit(capacity, per_second));
+        let bucket = lender.limit;
+        let mut sets = vec![LeaseSet::default(); lessees];
+        let (key, mut spent) = (lessee(0), 0);
+        // One request in each microsecond, so that nothing is refilled meanwhile; every answer comes at once.
+        for time in 0..2 * capacity {
+            let (now, index) = (NOW.plus(Micros::new(time)), usize::try_from(time).unwrap() % lessees);
+            let set = &mut sets[index];
+            let me = lessee(u8::try_from(index).unwrap() + 1);
+            let (cost, call) = match set.find(key, 1, now) {
+                Found::There { .. } => {
+                    spent += 1;
+                    (0, set.take(key, 1, false, now).1)
+                }
+                Found::Missing => (1, set.miss(key, 1, false, me, now)),
+                Found::Denied { .. } => continue,
+            };
+            if cost > 0 || call.is_some() {
+                let (admitted, left, wait, answer) = lender.ask(cost, call, now);
+                spent += if admitted { cost } else { 0 };
+                let denied = wait.map(|wait| (1, Micros::new(wait)));
+                let news = LeaseNews { left: Some(left), denied, call: call.map(|call| (call, answer)) };
+                set.told(key, &news, &bucket, now);
+            }
+        }
+        // All but what the lessees that have denied leave in the bucket for newcomers.
+        let plenty = capacity.max(per_second).div_ceil(8);
+        assert!(spent + plenty >= capacity, "{capacity} {per_second} {lessees}: {spent}");
+    }
+}

@@ -249,7 +249,7 @@ end
 -- Then for a charge with a lease call: `call` reads it, and the cost beside it; `load` gives what is kept of the lessee,
 -- nil where that is malformed; `settle` takes in the report and `grant` lends; `store` keeps what was said.
 function make_lender()
-  local LEASE_LIFE, AHEAD, LEAST, RESERVE, MAX_DEMAND = 2000000, 1000000, 2, 32, 2 ^ 42
+  local LEASE_LIFE, AHEAD, LEAST, RESERVE, PLENTY, MAX_DEMAND = 2000000, 1000000, 2, 32, 8, 2 ^ 42
   local lender, lost_since = {}, nil
 
   -- Not by %, whose rest is not exact for the largest times.
@@ -433,12 +433,14 @@ function make_lender()
   end
 
   -- Where all want more than there is, a share of the refill by the lessee's demand, and room for what it earns in half
-  -- a second. 0 and 0 where that is not worth it.
+  -- a second. 0 and 0 where that is not worth it, or the bucket itself has plenty: who lives on a rate asks for no more
+  -- until its lease ends.
   local function share_rate(limit, state, demand, has)
     local per_second = scale(limit.units, AHEAD, limit.per)
     local all = math.min(MAX_DEMAND, state.demand + state.demand_before)
     local above = all - per_second
-    if above <= 0 then
+    local plenty = math.max(LEAST, math.ceil(math.max(limit.capacity, per_second) / PLENTY))
+    if above <= 0 or state.tokens >= plenty then
       return 0, 0
     end
     local function share(whole)
