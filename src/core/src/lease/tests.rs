@@ -379,7 +379,9 @@ fn where_all_want_more_than_there_is_each_gets_a_share_of_the_refill_by_its_dema
 
 #[test]
 fn a_burst_is_admitted_up_to_what_is_left() {
-    for (capacity, per_second, lessees) in [(1000, 100, 1), (1000, 100, 3), (2000, 1000, 4), (100, 50, 2), (200, 1000, 1)] {
+    for (capacity, per_second, lessees) in
+        [(1000, 100, 1), (1000, 100, 3), (2000, 1000, 4), (100, 50, 2), (200, 1000, 1)]
+    {
         let mut lender = Lender::new(limit(capacity, per_second));
         let bucket = lender.limit;
         let mut sets = vec![LeaseSet::default(); lessees];
