@@ -4,8 +4,8 @@ mod keeps;
 mod overload;
 mod speed;
 
-use std::fs::read_to_string;
 use tokio::runtime::Builder;
+use tollgate_tests::machine;
 
 /// The argument with which this program is the empty route and nothing else.
 const EMPTY_ROUTE: &str = "empty-route";
@@ -38,21 +38,4 @@ async fn bench(chosen: impl Fn(&str) -> bool) {
     if chosen("overload") {
         overload::measure().await;
     }
-}
-
-/// What all of it was measured on, and how busy that was before.
-fn machine() -> String {
-    let first = |file: &str, field: &str| {
-        let text = read_to_string(file).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix(field));
-        line.map_or("?".into(), |rest| rest.trim_start_matches([':', '\t', ' ']).to_owned())
-    };
-    let processors = std::thread::available_parallelism().map_or(0, usize::from);
-    format!(
-        "{processors} processors ({}), {}, Linux {}, load before {}",
-        first("/proc/cpuinfo", "model name"),
-        first("/proc/meminfo", "MemTotal"),
-        first("/proc/sys/kernel/osrelease", ""),
-        first("/proc/loadavg", "").split(' ').next().unwrap_or("?"),
-    )
 }
