@@ -13,6 +13,7 @@ pub mod json;
 pub mod key;
 pub mod lease;
 pub mod limit;
+pub mod pairs;
 pub mod path;
 pub mod pattern;
 pub mod policy;

@@ -6,6 +6,7 @@
 
 use core::ptr::null_mut;
 use proxy_wasm::types::LogLevel;
+use tollgate_core::pairs::Pairs;
 use tollgate_core::reply::Reply;
 use tollgate_core::units::Micros;
 
@@ -13,13 +14,7 @@ use tollgate_core::units::Micros;
 unsafe extern "C" {
     fn proxy_log(level: u32, message: *const u8, size: usize) -> u32;
     fn proxy_get_buffer_bytes(kind: u32, start: usize, most: usize, data: *mut *mut u8, size: *mut usize) -> u32;
-    fn proxy_get_header_map_value(
-        map: u32,
-        name: *const u8,
-        name_size: usize,
-        data: *mut *mut u8,
-        size: *mut usize,
-    ) -> u32;
+    fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_replace_header_map_value(
         map: u32,
         name: *const u8,
@@ -110,10 +105,12 @@ pub(crate) fn log(level: LogLevel, message: &str) {
     unsafe { proxy_log(level as u32, message.as_ptr(), message.len()) };
 }
 
-/// The first line of a header.
-pub(crate) fn header(map: Map, name: &str) -> Option<Vec<u8>> {
+/// All lines of a header map; none where the host has none, as for a call that ended without headers.
+///
+/// One call costs less than one for each header, and it alone tells apart two lines and one that holds a comma.
+pub(crate) fn headers(map: Map) -> Pairs {
     // SAFETY: see above.
-    given(|data, size| unsafe { proxy_get_header_map_value(map as u32, name.as_ptr(), name.len(), data, size) })
+    Pairs::new(given(|data, size| unsafe { proxy_get_header_map_pairs(map as u32, data, size) }).unwrap_or_default())
 }
 
 /// Makes a header have one line, with this value.

@@ -1,39 +1,59 @@
 //! What the host tells of a request, as the core asks for it.
 
 use crate::host::{self, Map};
+use core::cell::OnceCell;
 use tollgate_core::facts::{Attribute, Facts, Header, MetadataOf, PeerName};
+use tollgate_core::pairs::Pairs;
 
 /// The request of the effective context, in its headers phase.
 pub(crate) struct Request {
     /// No body follows.
-    pub(crate) ends: bool,
+    ends: bool,
+    headers: OnceCell<Pairs>,
+}
+
+impl Request {
+    pub(crate) const fn new(ends: bool) -> Self {
+        Self { ends, headers: OnceCell::new() }
+    }
+
+    fn headers(&self) -> &Pairs {
+        self.headers.get_or_init(|| host::headers(Map::Request))
+    }
+
+    fn first(&self, name: &str) -> Vec<u8> {
+        self.headers().first(name).unwrap_or_default().to_vec()
+    }
 }
 
 impl Facts for Request {
     fn method(&self) -> Vec<u8> {
-        host::header(Map::Request, ":method").unwrap_or_default()
+        self.first(":method")
     }
 
     fn path(&self) -> Vec<u8> {
-        host::header(Map::Request, ":path").unwrap_or_default()
+        self.first(":path")
     }
 
     fn host(&self) -> Vec<u8> {
-        host::header(Map::Request, ":authority").unwrap_or_default()
+        self.first(":authority")
     }
 
-    /// The header getter gives the first line, the property all lines with commas between: they differ when there are
-    /// several. A value that holds a comma itself is the same in both. Envoy joins the lines of headers that it knows
-    /// itself before anyone sees them; for credentials among those a comma means several: a token has none (RFC 9110
-    /// §11.2), and a list of parameters, as in Digest, is other text with every request.
+    /// Envoy joins the lines of headers that it knows itself before anyone sees them; for credentials among those a comma
+    /// means several: a token has none (RFC 9110 §11.2), and a list of parameters, as in Digest, is other text with every
+    /// request.
     fn header(&self, name: &str) -> Header {
-        let Some(first) = host::header(Map::Request, name) else { return Header::Absent };
-        let joined = matches!(name, "authorization" | "authentication") && first.contains(&b',');
-        if self.list(name) == first && !joined { Header::One(first) } else { Header::Several }
+        match self.headers().lines(name)[..] {
+            [] => Header::Absent,
+            [line] if !(matches!(name, "authorization" | "authentication") && line.contains(&b',')) => {
+                Header::One(line.to_vec())
+            }
+            _ => Header::Several,
+        }
     }
 
     fn list(&self, name: &str) -> Vec<u8> {
-        property(&["request", "headers", name]).unwrap_or_default()
+        self.headers().lines(name).join(&b',')
     }
 
     fn content_length(&self) -> Header {

@@ -170,7 +170,7 @@ impl Worker {
 
     /// Decides the request of the effective context, in its headers phase.
     pub(crate) fn decide(&self, stream: u32, ends: bool, ticket: &Rc<Ticket>) {
-        let plan = self.set.plan(&Request { ends });
+        let plan = self.set.plan(&Request::new(ends));
         self.metrics.plan(&plan);
         if plan.exempt {
             ticket.progress.set(Progress::Admitted);
@@ -259,7 +259,8 @@ impl Worker {
 
     /// Who gets the reply that the effective context's request is to have.
     fn caller(&self) -> Caller {
-        let header = |name| host::header(Map::Request, name).unwrap_or_default();
+        let headers = host::headers(Map::Request);
+        let header = |name| headers.first(name).unwrap_or_default().to_vec();
         let Responses { retry_after_jitter, legacy, .. } = &self.set.responses;
         let random = if *retry_after_jitter > 0 { host::random().unwrap_or(0) } else { 0 };
         Caller {
@@ -283,14 +284,12 @@ impl Worker {
 
     /// Whether the upstream's response may carry these fields of ours.
     fn may_tell(&self, headers: &[Header]) -> bool {
-        let sent = |name| host::header(Map::Response, name);
+        let sent = host::headers(Map::Response);
         // An upstream that limits by itself knows what it says. What a shared cache keeps would be told to others
-        // (RFC 9111 §3.5); its directives may be in several lines, which the property has all.
-        // The property costs several times what the header does, which most responses lack.
-        let directives = || sent("cache-control").and_then(|_| host::property("response\0headers\0cache-control"));
-        let is_left_alone = sent(":status").as_deref() == Some(b"429")
-            || directives().is_some_and(|value| is_shared(&value))
-            || (!self.set.responses.replace_upstream && headers.iter().any(|(name, _)| sent(name).is_some()));
+        // (RFC 9111 §3.5).
+        let is_left_alone = sent.first(":status") == Some(b"429")
+            || sent.lines("cache-control").into_iter().any(is_shared)
+            || (!self.set.responses.replace_upstream && headers.iter().any(|(name, _)| sent.first(name).is_some()));
         !is_left_alone
     }
 
@@ -719,10 +718,11 @@ fn is_shared(value: &[u8]) -> bool {
 
 /// Reads the ended call's answer, which must have one result for each of the `asked` decisions.
 fn read_answer(body_size: usize, asked: usize) -> Result<AdmitAnswer, FailCause> {
-    match host::header(Map::CallResponse, ":status").as_deref() {
+    let headers = host::headers(Map::CallResponse);
+    match headers.first(":status") {
         Some(b"200") => {}
-        // The endpoint itself, which has more to do than it can.
-        Some(b"503") if is_problem() => return Err(FailCause::Status),
+        // The endpoint itself, which has more to do than it can, explains itself; Envoy's own replies are plain text.
+        Some(b"503") if headers.first("content-type").is_some_and(is_problem) => return Err(FailCause::Status),
         // Envoy's own replies for a call that timed out, and for one that found nobody or broke. A call that broke or
         // timed out after its headers had come has none here.
         Some(b"504") => return Err(FailCause::Timeout),
@@ -737,7 +737,6 @@ fn read_answer(body_size: usize, asked: usize) -> Result<AdmitAnswer, FailCause>
     if answer.decisions.len() == asked { Ok(answer) } else { Err(FailCause::BadAnswer) }
 }
 
-/// Envoy's own replies are plain text; the endpoint explains itself.
-fn is_problem() -> bool {
-    host::header(Map::CallResponse, "content-type").is_some_and(|kind| kind.starts_with(b"application/problem+json"))
+fn is_problem(kind: &[u8]) -> bool {
+    kind.starts_with(b"application/problem+json")
 }

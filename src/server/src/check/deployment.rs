@@ -20,7 +20,7 @@ pub const CALLS: &[&str] = &[
     "proxy_dequeue_shared_queue",
     "proxy_enqueue_shared_queue",
     "proxy_get_buffer_bytes",
-    "proxy_get_header_map_value",
+    "proxy_get_header_map_pairs",
     "proxy_get_property",
     "proxy_get_shared_data",
     "proxy_http_call",

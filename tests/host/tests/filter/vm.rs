@@ -289,15 +289,8 @@ unsafe extern "C" fn proxy_get_buffer_bytes(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn proxy_get_header_map_value(
-    map: u32,
-    name: *const u8,
-    name_size: usize,
-    data: *mut *mut u8,
-    size: *mut usize,
-) -> u32 {
-    let name = unsafe { text(name, name_size) };
-    unsafe { give(with(|world, vm| world.header(vm, map, &name)), data, size) }
+unsafe extern "C" fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32 {
+    unsafe { give(with(|world, vm| world.pairs(vm, map)), data, size) }
 }
 
 #[unsafe(no_mangle)]

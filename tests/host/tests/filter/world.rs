@@ -135,12 +135,6 @@ pub enum After {
     Reply { stream: u32, headers: Headers },
 }
 
-/// Every line of a header, with commas between.
-fn all_lines(headers: &Headers, name: &str) -> Result<Vec<u8>, u32> {
-    let lines: Vec<&[u8]> = headers.iter().filter(|(known, _)| known == name).map(|(_, value)| &value[..]).collect();
-    if lines.is_empty() { Err(NOT_FOUND) } else { Ok(lines.join(&b',')) }
-}
-
 impl World {
     pub fn new(seed: u64, endpoint: Endpoint) -> Self {
         let mut chance = Random::new(seed ^ 0x7711);
@@ -219,7 +213,20 @@ impl World {
         }
     }
 
-    pub fn header(&mut self, vm: usize, map: u32, name: &str) -> Result<Vec<u8>, u32> {
+    /// As the host hands a whole map over.
+    pub fn pairs(&self, vm: usize, map: u32) -> Result<Vec<u8>, u32> {
+        let headers = self.headers(vm, map)?;
+        let number = |number: usize| (number as u32).to_le_bytes();
+        let mut bytes = number(headers.len()).to_vec();
+        bytes.extend(headers.iter().flat_map(|(name, value)| [number(name.len()), number(value.len())]).flatten());
+        for part in headers.iter().flat_map(|(name, value)| [name.as_bytes(), value]) {
+            bytes.extend(part);
+            bytes.push(0);
+        }
+        Ok(bytes)
+    }
+
+    fn headers(&self, vm: usize, map: u32) -> Result<&Headers, u32> {
         let vm = &self.vms[vm];
         let stream = vm.streams.get(&vm.effective);
         let headers = match map {
@@ -228,8 +235,7 @@ impl World {
             6 => vm.answer.as_ref().and_then(|answer| answer.headers.as_ref()),
             _ => None,
         };
-        let headers = headers.ok_or(BAD_ARGUMENT)?;
-        headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone()).ok_or(NOT_FOUND)
+        headers.ok_or(BAD_ARGUMENT)
     }
 
     pub fn replace_header(&mut self, vm: usize, map: u32, name: &str, value: Vec<u8>) -> u32 {
@@ -253,8 +259,6 @@ impl World {
         let stream = vm.streams.get(&vm.effective).ok_or(NOT_FOUND)?;
         match path.split('\0').collect::<Vec<_>>()[..] {
             ["source", "address"] => Ok(b"192.0.2.7:5000".to_vec()),
-            ["request", "headers", name] if stream.readable => all_lines(&stream.headers, name),
-            ["response", "headers", name] => all_lines(stream.response.as_ref().ok_or(NOT_FOUND)?, name),
             _ => Err(NOT_FOUND),
         }
     }

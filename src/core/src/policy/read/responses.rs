@@ -58,7 +58,8 @@ fn origin(node: &Node<'_>) -> Option<String> {
     let legal = |host: &str| {
         !host.is_empty() && host.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-._:[]".contains(&b))
     };
-    let is_origin = text.split_once("://").is_some_and(|(scheme, host)| {
+    let parts = text.split_once(':').and_then(|(scheme, rest)| Some((scheme, rest.strip_prefix("//")?)));
+    let is_origin = parts.is_some_and(|(scheme, host)| {
         scheme.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+-.".contains(&b)) && legal(host)
     });
     if text == "*" || is_origin {
