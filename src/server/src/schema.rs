@@ -7,6 +7,8 @@
 
 mod files;
 #[cfg(test)]
+mod reference;
+#[cfg(test)]
 pub mod tests;
 
 use clap::ValueEnum;
@@ -19,7 +21,7 @@ use tollgate_core::policy::bounds::{
     MAX_BREAKER_TIME, MAX_FAILURES, MAX_HEADER_NAME, MAX_HEADERS, MAX_IDENTITIES, MAX_IN_FLIGHT, MAX_METHODS, MAX_NAME,
     MAX_ORIGINS, MAX_PATH, MAX_PLANS, MAX_POLICIES, MAX_ROUTES, MAX_SOURCES, MAX_TRUSTED_HOPS, MIN_SECRET, MIN_SPAN,
 };
-use tollgate_core::units::{MAX_PERIOD, MAX_TOKENS, Micros};
+use tollgate_core::units::{MAX_PERIOD, MAX_TOKENS, MAX_TOKENS_PER_MICRO, Micros};
 
 const HELP: &str = "\
 An editor with the schema shows fields, bounds and mistakes while one writes. For YAML (yaml-language-server), as a
@@ -513,12 +515,18 @@ fn bounds(most: Micros) -> String {
 }
 
 fn rate(description: &str) -> Value {
-    described(description, json!({"type": "string", "pattern": "^0*[1-9][0-9]*/(0*[1-9][0-9]*)?(us|ms|s|m|min|h|d)$"}))
+    let (slowest, fastest) = (Micros::new(MAX_PERIOD), MAX_TOKENS_PER_MICRO * 1_000_000);
+    let description = format!("{description}: 1/{slowest} to {fastest}/s");
+    described(&description, json!({"type": "string", "pattern": RATE}))
 }
 
+const RATE: &str = "^0*[1-9][0-9]*/(0*[1-9][0-9]*)?(us|ms|s|m|min|h|d)$";
+
 fn percentage(description: &str) -> Value {
-    described(description, json!({"type": "string", "pattern": "^0*(100|[0-9]{1,2})%$"}))
+    described(description, json!({"type": "string", "pattern": PERCENTAGE}))
 }
+
+const PERCENTAGE: &str = "^0*(100|[0-9]{1,2})%$";
 
 // How values are put together.
 
