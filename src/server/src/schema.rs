@@ -178,12 +178,15 @@ fn endpoint() -> Value {
             "anyOf": [{"const": "none"}, object("", breaker)],
         },
     });
-    with(object("The token endpoint, which keeps global budgets", fields), json!({"required": ["cluster"]}))
+    with(
+        object("The token endpoint, which keeps global budgets. Needed with a policy of scope global", fields),
+        json!({"required": ["cluster"]}),
+    )
 }
 
 fn identity() -> Value {
     let fields = json!({
-        "sources": unique(list("Where it comes from: the first that has a valid value", source("One source, such as {header: x-api-key}"), MAX_SOURCES)),
+        "sources": unique(list("Where it comes from: the first that has a valid value", source("One source, such as {header: x-api-key}: one of these fields, or header and scheme"), MAX_SOURCES)),
         "pattern": {
             "type": "string",
             "minLength": 1,
@@ -339,7 +342,7 @@ fn policy() -> Value {
             &["anonymous", "skip", "reject"],
         ), "anonymous"),
         "on_failure": {
-            "description": "For scope global, when the endpoint cannot say. open: admit. closed: 503. {local: {token_bucket: \
+            "description": "For scope global, and needed there: what happens when the endpoint cannot say. open: admit. closed: 503. {local: {token_bucket: \
                             …}}: an emergency bucket in each proxy",
             "anyOf": [
                 {"enum": ["open", "closed"]},
@@ -418,8 +421,8 @@ fn allowance() -> Value {
         "burst": tokens("The most units at once"),
         "rate": rate("How fast units come back, such as 5/s, 100/min or 1/30d"),
     });
-    let capacity = || tokens("The most units at once");
-    let logged = whole("The most units at once", 1, MAX_LOG);
+    let capacity = || tokens("The most units in a window");
+    let logged = whole("The most units in a window", 1, MAX_LOG);
     let fixed = json!({"capacity": capacity(), "window": window, "time_zone": zone});
     let is_calendar = json!({"properties": {"window": {"enum": windows}}});
     let fixed = required("So many units in each window", fixed, &["capacity", "window"]);
@@ -461,8 +464,8 @@ fn responses() -> Value {
             "X-RateLimit-Limit, -Remaining and -Reset, where Reset is seconds from now, or the time itself (epoch)",
             &["none", "seconds", "epoch"],
         ), "none"),
-        "headers_on": or(words("Which responses carry them", &["all", "rejections"]), "all"),
-        "upstream_headers": or(words("What becomes of such headers from the upstream", &["replace", "keep"]), "replace"),
+        "headers_on": or(words("Which responses carry RateLimit and X-RateLimit fields", &["all", "rejections"]), "all"),
+        "upstream_headers": or(words("What becomes of such fields from the upstream", &["replace", "keep"]), "replace"),
         "retry_after_jitter": or(percentage("By how much at most a Retry-After is lengthened, at random"), "0%"),
         "grpc_status": or(words("The status of a rejection for gRPC callers", &["resource_exhausted", "unavailable"]), "resource_exhausted"),
         "preflight": or(words("What becomes of CORS preflights", &["exempt", "limited"]), "exempt"),

@@ -91,7 +91,7 @@ impl Page {
         let mut bounds: Vec<String> = is_required.then(|| "required".into()).into_iter().collect();
         bounds.extend(span.map(Into::into));
         alternatives(schema).iter().for_each(|schema| bounds.extend(bounds_of(schema)));
-        let default = schema.get("default").map(|default| format!("`{}`", plain(default))).unwrap_or_default();
+        let default = schema.get("default").map(|default| code(&plain(default))).unwrap_or_default();
         let cells = [format!("`{path}`"), kind, bounds.join("; "), default, description.into()];
         writeln!(self.text, "| {} |", cells.map(|cell| cell.replace('|', "\\|")).join(" | ")).expect("text");
     }
@@ -136,7 +136,8 @@ fn kind(schema: &Value) -> String {
 
 fn words(schema: &Value) -> String {
     let words = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
-    words.map(|word| format!("`{}`", plain(word))).collect::<Vec<_>>().join(", ")
+    // `on` is `true` to some readers: that is no other word.
+    words.filter_map(Value::as_str).map(code).collect::<Vec<_>>().join(", ")
 }
 
 /// The description without its default, and without the bounds that end it where it is of a time or a rate.
@@ -175,11 +176,26 @@ fn bounds_of(schema: &Value) -> Vec<String> {
     }
     let texts = [schema, &schema["items"], &schema["propertyNames"]];
     for pattern in texts.iter().filter_map(|schema| schema["pattern"].as_str()) {
-        if ![TIME, RATE, PERCENTAGE].contains(&pattern) {
-            bounds.push(format!("of the form `{}`", pattern.trim_start_matches('^').trim_end_matches('$')));
+        match pattern.strip_prefix('^').map(|form| (form, form.strip_suffix('$'))) {
+            _ if [TIME, RATE, PERCENTAGE].contains(&pattern) => {}
+            Some((_, Some(form))) => bounds.push(format!("of the form {}", code(form))),
+            Some((start, None)) => bounds.push(format!("begins with {}", code(start))),
+            None => panic!("{pattern} is for a part of the text"),
+        }
+    }
+    // What needs a field of several, where the fields are known.
+    if schema["type"] == "object" {
+        for (keyword, word) in [("oneOf", "one of"), ("anyOf", "at least one of")] {
+            let names = schema[keyword].as_array().into_iter().flatten().filter_map(|it| it["required"][0].as_str());
+            let names: Vec<String> = names.map(code).collect();
+            bounds.extend((!names.is_empty()).then(|| format!("{word} {}", names.join(", "))));
         }
     }
     bounds
+}
+
+fn code(text: &str) -> String {
+    if text.contains('`') { format!("`` {text} ``") } else { format!("`{text}`") }
 }
 
 /// As it is written in YAML.
