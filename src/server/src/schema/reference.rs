@@ -36,6 +36,7 @@ fn page() -> String {
     page.section("At the top");
     for (name, field) in fields(&schema) {
         page.row(name, field, is_required(&schema, name));
+        assert!(SECTIONS.contains(&name.as_str()) || kind(field) == "text", "{name} has no section");
     }
     for name in SECTIONS {
         page.section(&format!("`{name}`"));
