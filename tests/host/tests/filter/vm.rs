@@ -486,7 +486,7 @@ macro_rules! never {
 }
 
 never! {
-    proxy_get_log_level proxy_get_current_time_nanoseconds proxy_set_buffer_bytes proxy_get_header_map_pairs
+    proxy_get_log_level proxy_get_current_time_nanoseconds proxy_set_buffer_bytes proxy_get_header_map_value
     proxy_set_header_map_pairs proxy_remove_header_map_value proxy_add_header_map_value proxy_resolve_shared_queue
     proxy_close_stream proxy_grpc_call proxy_grpc_stream proxy_grpc_send proxy_grpc_cancel proxy_grpc_close
     proxy_get_status proxy_call_foreign_function proxy_done proxy_get_metric

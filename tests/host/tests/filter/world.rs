@@ -256,7 +256,7 @@ impl World {
 
     pub fn property(&self, vm: usize, path: &str) -> Result<Vec<u8>, u32> {
         let vm = &self.vms[vm];
-        let stream = vm.streams.get(&vm.effective).ok_or(NOT_FOUND)?;
+        vm.streams.get(&vm.effective).ok_or(NOT_FOUND)?;
         match path.split('\0').collect::<Vec<_>>()[..] {
             ["source", "address"] => Ok(b"192.0.2.7:5000".to_vec()),
             _ => Err(NOT_FOUND),
