@@ -35,7 +35,7 @@ fuzz: ## Looks for input that breaks something (FUZZ_SECONDS=60, for each of sev
 soak: ## Ten minutes of traffic, pushed policies and faults, and a million identities (SOAK_SECONDS=600)
 	@tools/soak
 
-bench: ## Measures what the filter costs, beside Envoy without it
+bench: ## Measures what the filter costs, beside Envoy without it and beside Envoy's own local rate limit
 	@tools/bench
 
 bench-policy: ## Measures how long a request's identities, route class, cost and keys take
