@@ -119,6 +119,15 @@ impl Gather {
     /// The batch to send now, if one is due, in order. Follow it by [`sent`](Self::sent) or [`unsent`](Self::unsent).
     #[must_use]
     pub fn due(&self, now: Micros) -> Vec<u64> {
+        if !self.is_due(now) {
+            return Vec::new();
+        }
+        self.waiting.iter().chain(&self.behind).take(MAX_BATCH).map(|waiter| waiter.id).collect()
+    }
+
+    /// Whether there is a batch to send now.
+    #[must_use]
+    pub fn is_due(&self, now: Micros) -> bool {
         let is_behind = self.waiting.is_empty();
         // A call that no request is in holds up none: without it they would have been sent as well.
         let calls = || self.calls.iter().filter(|call| is_behind || !call.behind);
@@ -126,10 +135,8 @@ impl Gather {
             let out = now.since(call.sent).count().saturating_mul(PATIENCE);
             out < self.timeout.count()
         });
-        if calls().count() >= MAX_CALLS || (held && self.waiting.len() < MAX_BATCH) {
-            return Vec::new();
-        }
-        self.waiting.iter().chain(&self.behind).take(MAX_BATCH).map(|waiter| waiter.id).collect()
+        let waits = !(is_behind && self.behind.is_empty());
+        waits && calls().count() < MAX_CALLS && (!held || self.waiting.len() >= MAX_BATCH)
     }
 
     /// The first `count` that waited were sent in the call `token`.

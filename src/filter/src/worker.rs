@@ -176,22 +176,23 @@ impl Worker {
             ticket.progress.set(Progress::Admitted);
             return;
         }
+        let now = host::now();
         for charge in &plan.shadows {
-            self.shadow(stream, charge.policy, Decision::shadow(&plan, charge, &self.set, self.lessee));
+            self.shadow(stream, charge.policy, Decision::shadow(&plan, charge, &self.set, self.lessee), now);
         }
         let mut decision = Decision::new(plan, &self.set, self.lessee);
-        let advanced = self.advance(&mut decision);
-        if self.renew(&mut decision) {
-            self.wake(stream);
+        let advanced = self.advance(&mut decision, now);
+        if self.renew(&mut decision, now) {
+            self.wake(stream, now);
         }
         let outcome = match advanced {
             Some(outcome) => outcome,
-            None if self.open_until.get() > host::now() => self.give_up(&mut decision, FailCause::BreakerOpen),
-            None if self.gather.borrow_mut().join(stream.into(), host::now()).is_ok() => {
+            None if self.open_until.get() > now => self.give_up(&mut decision, FailCause::BreakerOpen),
+            None if self.gather.borrow_mut().join(stream.into(), now).is_ok() => {
                 ticket.progress.set(Progress::Waiting);
                 let pending = Pending { decision, whose: Whose::Stream(Rc::clone(ticket)) };
                 self.pending.borrow_mut().insert(stream.into(), pending);
-                self.wake(stream);
+                self.wake(stream, now);
                 return;
             }
             None => self.give_up(&mut decision, FailCause::TooManyInFlight),
@@ -294,25 +295,25 @@ impl Worker {
     }
 
     /// Decides one policy in shadow: its outcome is counted, and the request does not wait for it.
-    fn shadow(&self, stream: u32, policy: usize, mut decision: Decision) {
-        let advanced = self.advance(&mut decision);
-        let renews = self.renew(&mut decision);
+    fn shadow(&self, stream: u32, policy: usize, mut decision: Decision, now: Micros) {
+        let advanced = self.advance(&mut decision, now);
+        let renews = self.renew(&mut decision, now);
         if let Some(outcome) = advanced {
             self.metrics.leases(&mut decision);
             self.count_shadow(policy, &outcome);
-        } else if self.join_behind(Pending { decision, whose: Whose::Shadow(policy) }) {
-            self.wake(stream);
+        } else if self.join_behind(Pending { decision, whose: Whose::Shadow(policy) }, now) {
+            self.wake(stream, now);
             return;
         }
         if renews {
-            self.wake(stream);
+            self.wake(stream, now);
         }
     }
 
     /// Has the endpoint asked for what no request waits for; `false` when too much of that waits already.
-    fn join_behind(&self, pending: Pending) -> bool {
+    fn join_behind(&self, pending: Pending, now: Micros) -> bool {
         let id = self.next_behind.replace(self.next_behind.get().checked_add(1).unwrap_or(FIRST_BEHIND));
-        let joined = self.gather.borrow_mut().join_behind(id, host::now()).is_ok();
+        let joined = self.gather.borrow_mut().join_behind(id, now).is_ok();
         if joined {
             self.pending.borrow_mut().insert(id, pending);
         } else {
@@ -322,11 +323,11 @@ impl Worker {
     }
 
     /// Has the leases renewed for which it is time, in the background; gives whether there are any.
-    fn renew(&self, decision: &mut Decision) -> bool {
+    fn renew(&self, decision: &mut Decision, now: Micros) -> bool {
         let renewals = decision.take_renewals(&self.set);
         let any = !renewals.is_empty();
         for decision in renewals {
-            self.join_behind(Pending { decision, whose: Whose::Lease });
+            self.join_behind(Pending { decision, whose: Whose::Lease }, now);
         }
         any
     }
@@ -342,8 +343,8 @@ impl Worker {
         self.looked_at.set(if due.is_empty() { 0 } else { first.saturating_add(due.len()) });
         for charge in due {
             let Some(mut decision) = Decision::give_back(&charge, &self.set) else { continue };
-            if self.advance(&mut decision).is_none() {
-                self.join_behind(Pending { decision, whose: Whose::Lease });
+            if self.advance(&mut decision, now).is_none() {
+                self.join_behind(Pending { decision, whose: Whose::Lease }, now);
             } else if !decision.is_lent(now) {
                 self.leases.borrow_mut().retain(|known| known.key != charge.key);
             }
@@ -365,7 +366,7 @@ impl Worker {
         self.gather.borrow_mut().leave(stream.into());
         self.metrics.client_left();
         pending.decision.abandon();
-        self.advance(&mut pending.decision);
+        self.advance(&mut pending.decision, host::now());
     }
 
     /// The root's turn: requests have joined.
@@ -423,8 +424,9 @@ impl Worker {
         let waiting = self.gather.borrow().waiting();
         for id in waiting {
             let Some(mut pending) = self.take_retried(id) else { continue };
-            let advanced = self.advance(&mut pending.decision);
-            self.renew(&mut pending.decision);
+            let now = host::now();
+            let advanced = self.advance(&mut pending.decision, now);
+            self.renew(&mut pending.decision, now);
             match advanced {
                 None => drop(self.pending.borrow_mut().insert(id, pending)),
                 Some(outcome) => {
@@ -440,16 +442,19 @@ impl Worker {
         pending.get_mut(&id)?.decision.retry().then(|| pending.remove(&id)).flatten()
     }
 
-    /// Has the host call the root in this turn of the event loop. Should that fail, the tick sends what waits.
-    fn wake(&self, stream: u32) {
+    /// Has the host call the root in this turn of the event loop, if there is something to send: else what waits goes when
+    /// a call is answered. Should the host fail to, the tick sends it.
+    fn wake(&self, stream: u32, now: Micros) {
         // Queues are unbounded: one byte for all that join in one turn.
-        if !self.woken.get() {
+        if !self.woken.get() && self.gather.borrow().is_due(now) {
             self.woken.set(host::enqueue(self.queue, &[1]));
         }
-        // The tick is the root's; a stream that set one would be ticked itself.
-        host::act_for(self.root);
-        self.watch();
-        host::act_for(stream);
+        if self.tick.get() != self.due_tick() {
+            // The tick is the root's; a stream that set one would be ticked itself.
+            host::act_for(self.root);
+            self.watch();
+            host::act_for(stream);
+        }
     }
 
     /// Sends every batch that is due, and watches the clock while anybody waits.
@@ -528,13 +533,17 @@ impl Worker {
         Some((endpoint, endpoint.breaker?))
     }
 
-    /// Ticks often while anybody waits, and otherwise only where a claim is to be kept alive.
-    pub(crate) fn watch(&self) {
-        let tick = match (self.gather.borrow().is_empty(), self.leases.borrow().is_empty()) {
+    fn due_tick(&self) -> Duration {
+        match (self.gather.borrow().is_empty(), self.leases.borrow().is_empty()) {
             (false, _) => WATCH,
             (true, false) => Duration::from_micros(LEASE_LOOK.count()),
             (true, true) => self.idle_tick,
-        };
+        }
+    }
+
+    /// Ticks often while anybody waits, and otherwise only where a claim is to be kept alive.
+    pub(crate) fn watch(&self) {
+        let tick = self.due_tick();
         if self.tick.replace(tick) != tick {
             host::set_tick_period(u32::try_from(tick.as_millis()).unwrap_or(u32::MAX));
         }
@@ -650,12 +659,11 @@ impl Worker {
 
     /// The outcome of a decision that has nothing more to ask. Should it ask all the same, nothing is admitted.
     fn settle(&self, decision: &mut Decision) -> Outcome {
-        self.advance(decision).unwrap_or(Outcome::Reject(Rejection::Unavailable { policies: Vec::new() }))
+        self.advance(decision, host::now()).unwrap_or(Outcome::Reject(Rejection::Unavailable { policies: Vec::new() }))
     }
 
     /// Runs a decision as far as it goes without the endpoint: to its outcome, or to `None` when it asks.
-    fn advance(&self, decision: &mut Decision) -> Option<Outcome> {
-        let now = host::now();
+    fn advance(&self, decision: &mut Decision, now: Micros) -> Option<Outcome> {
         loop {
             match decision.step(&self.set, now) {
                 Step::Read(set) => {
