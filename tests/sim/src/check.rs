@@ -3,6 +3,7 @@
 //! The checks know the true time and every message. They are written apart from the core: where they count what a
 //! bucket may have, they count for themselves.
 
+mod leases;
 mod lending;
 mod local;
 mod reference;
@@ -17,6 +18,7 @@ pub use local::Owner;
 use crate::scenario::Scenario;
 use crate::store::{Name, Record, Store};
 use crate::worker::Decided;
+use leases::Leases;
 use local::Local;
 use requests::Requests;
 use shared::Shared;
@@ -51,6 +53,9 @@ pub enum Invariant {
     AllOrNothing,
     /// A denied request is told exactly when it would be admitted if nobody else came.
     Wait,
+    /// A unit of a lease is spent before the lender stops to count it: no later than a lease's life after it has last
+    /// heard of that lease.
+    Lease,
     /// Nobody goes on without having been charged, but where a fail mode says so.
     Charged,
     /// A decision with an id is made once.
@@ -81,6 +86,7 @@ impl Display for Violation {
 
 pub struct Checks {
     shared: Shared,
+    leases: Leases,
     local: Local,
     requests: Requests,
     /// The first that was found.
@@ -94,6 +100,7 @@ impl Checks {
     pub fn new(scenario: &Scenario, sets: &[Rc<PolicySet>]) -> Self {
         Self {
             shared: Shared::new(sets, scenario.proxies),
+            leases: Leases::default(),
             local: Local::new(sets),
             requests: Requests::new(scenario.ids, scenario.is_calm()),
             found: None,
@@ -107,8 +114,9 @@ impl Checks {
         }
     }
 
-    /// The store has made a decision.
-    pub fn stored(&mut self, request: u64, record: &Record, at: Micros) {
+    /// The store has made a decision, for a worker of a proxy.
+    pub fn stored(&mut self, request: u64, worker: (usize, usize), record: &Record, at: Micros) {
+        self.leases.stored(worker, record);
         let found = self.shared.stored(record).and_then(|()| self.requests.stored(request, record));
         self.note(found, at);
     }
@@ -161,13 +169,14 @@ impl Checks {
     }
 
     /// Leases have paid for a request, or for a decision in shadow.
-    pub fn spent_leases(&mut self, decided: &Decided, set: &PolicySet, gained: Micros, at: Micros) {
+    pub fn spent_leases(&mut self, decided: &Decided, owner: &Owner, set: &PolicySet, gained: Micros, at: Micros) {
         if !matches!(decided.outcome, Outcome::Admit(_)) {
             return;
         }
         for charge in decided.plan.charges.iter().filter(|charge| decided.lent.contains(&charge.policy)) {
             let Some(policy) = set.policy(charge.policy) else { continue };
-            let found = self.shared.spent_lease(&policy.name, charge, gained, at);
+            let found = self.leases.spent(policy, charge, owner, at);
+            let found = found.and_then(|()| self.shared.spent_lease(&policy.name, charge, gained, at));
             self.note(found, at);
         }
     }

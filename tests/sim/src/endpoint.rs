@@ -30,6 +30,7 @@ pub struct Call {
 pub struct Question {
     pub endpoint: usize,
     pub life: u64,
+    pub from: CallId,
     /// Which call of the endpoint, and which decision in it.
     pub call: u64,
     pub place: usize,
@@ -73,6 +74,7 @@ impl Endpoint {
         let questions = questions.map(|(place, (decision, request))| Question {
             endpoint,
             life: self.life,
+            from: call.id,
             call: number,
             place,
             decision,

@@ -39,10 +39,12 @@ pub enum Sabotage {
     KeptGiveBack,
     /// A report that is sent again has a number of its own.
     Renumbered,
+    /// A worker uses a lease after its end.
+    UsedAfterEnd,
 }
 
 impl Sabotage {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::ForgottenSecondCharge,
         Self::ChargedDenial,
         Self::DoubleRefill,
@@ -61,5 +63,6 @@ impl Sabotage {
         Self::NothingLearnt,
         Self::KeptGiveBack,
         Self::Renumbered,
+        Self::UsedAfterEnd,
     ];
 }

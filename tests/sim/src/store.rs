@@ -72,6 +72,8 @@ pub struct Charged {
     pub after: Option<State>,
     /// What it said when it denied.
     pub denied: Option<Denial>,
+    /// Whether it has heard of a lessee's lease, and lends to it.
+    pub lends: bool,
 }
 
 pub struct Store {
@@ -321,6 +323,8 @@ impl Store {
             let after = self.state(&name);
             let before = before.get(place).cloned().unwrap_or_else(|| after.clone());
             let denied = denied.get(place).copied().flatten();
+            let lent = charge.lease.and_then(|call| self.records.get(&(name.clone(), call.lessee)));
+            let lends = lent.is_some_and(|lent| lent.at == now);
             Charged {
                 name,
                 limit: charge.limit,
@@ -328,6 +332,7 @@ impl Store {
                 before,
                 after,
                 denied,
+                lends,
             }
         });
         let charges = charges.collect();

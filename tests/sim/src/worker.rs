@@ -13,6 +13,7 @@ use crate::tables::Tables;
 use crate::taken::{Change, Taken, taken};
 pub use site::{FIRST_LEASE, FIRST_SHADOW, Site};
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 use tollgate_core::decision::{Decision, FailCause, LeaseUse, Outcome, Rejection, SetId, Step, Table};
 use tollgate_core::key::Digest;
@@ -20,6 +21,22 @@ use tollgate_core::lease::FORMAT as LEASE_FORMAT;
 use tollgate_core::policy::{Charge, Plan, PolicySet};
 use tollgate_core::units::Micros;
 use tollgate_core::wire::DecisionAnswer;
+
+/// Where a stored lease has its units: after two digests ...
+const UNITS: Range<usize> = field(0);
+
+/// ... and its end: after the units, and what is held in two generations, since when.
+const DEAD_AT: Range<usize> = field(4);
+
+/// A number of a stored lease.
+const fn field(place: usize) -> Range<usize> {
+    let from = 2 * Digest::LEN + 8 * place;
+    from..from + 8
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_le_bytes)
+}
 
 /// Something that has come to a worker.
 pub enum Input {
@@ -412,14 +429,22 @@ impl Worker {
         self.jobs.push_front(job);
     }
 
-    /// What is wrong on purpose with a set of leases, by its bytes: an entry begins with two digests, then come its units.
+    /// What is wrong on purpose with a set of leases, by its bytes.
     fn spoil(&self, settling: bool, id: u64, mut bytes: Vec<u8>, before: &[u8]) -> Vec<u8> {
-        const UNITS: std::ops::Range<usize> = 2 * Digest::LEN..2 * Digest::LEN + 8;
         if self.sabotage == Some(Sabotage::KeptGiveBack) && id >= FIRST_LEASE && !settling {
             for entry in bytes.chunks_mut(LEASE_FORMAT) {
                 let mut old = before.chunks(LEASE_FORMAT);
                 if let Some(old) = old.find(|old| old[..Digest::LEN] == entry[..Digest::LEN]) {
                     entry[UNITS].copy_from_slice(&old[UNITS]);
+                }
+            }
+        }
+        if self.sabotage == Some(Sabotage::UsedAfterEnd) {
+            for entry in bytes.chunks_mut(LEASE_FORMAT) {
+                let mut old = before.chunks(LEASE_FORMAT).filter(|old| old[..Digest::LEN] == entry[..Digest::LEN]);
+                let end = number(&entry[DEAD_AT]);
+                if end > 0 && old.all(|old| number(&old[DEAD_AT]) != end) {
+                    entry[DEAD_AT].copy_from_slice(&(end + 10_000_000).to_le_bytes());
                 }
             }
         }

@@ -35,6 +35,7 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
         // What is kept is given back again and again, without an end.
         Sabotage::KeptGiveBack => &[Invariant::Envelope, Invariant::Bounded],
         Sabotage::Renumbered => &[Invariant::Envelope, Invariant::Balance],
+        Sabotage::UsedAfterEnd => &[Invariant::Lease, Invariant::Envelope],
         Sabotage::NothingLearnt => &[Invariant::Envelope],
         Sabotage::EndlessQueue => &[Invariant::Bounded, Invariant::Waiter],
     }

@@ -16,7 +16,7 @@ use tollgate_core::units::{Micros, Tokens};
 
 /// How long units may be spent of a lease that was asked for before a moment, by any clock: a lease's use, and then as
 /// long as a request that has taken some may wait for its end. No timeout here is longer than the rest.
-const STILL_SPENT: Micros = LEASE_LIFE;
+pub const STILL_SPENT: Micros = LEASE_LIFE;
 
 /// How long a limit may be used after the last proxy has got another: those who wait end, and its leases with them.
 const STILL_USED: Micros = Micros::new(LEASE_LIFE.count() + 200_000);

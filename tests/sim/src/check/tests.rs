@@ -57,11 +57,12 @@ impl History {
                 before: state(before),
                 after: state(after),
                 denied: None,
+                lends: false,
             }
         };
         let charges = vec![charged(0), charged(1)];
         let record = Record { made, at: self.now, reading: self.now, gained: self.now, charges };
-        self.checks.stored(request, &record, self.now);
+        self.checks.stored(request, (0, 0), &record, self.now);
     }
 
     fn lose(&mut self, loss: Loss) {

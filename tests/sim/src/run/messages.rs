@@ -28,7 +28,7 @@ impl Run<'_> {
         if !self.store.is_up {
             return;
         }
-        let Question { endpoint, life, call, place, request, .. } = *question;
+        let Question { endpoint, life, from, call, place, request, .. } = *question;
         let (answer, record) = self.store.decide(&question.decision, self.now);
         self.trace.note(self.now, || {
             let charges = record
@@ -39,7 +39,7 @@ impl Run<'_> {
             let reading = record.reading.count();
             format!("store at {reading}: request {request} for {}: {:?}, {answer:?}", charges.join(", "), record.made)
         });
-        self.checks.stored(request, &record, self.now);
+        self.checks.stored(request, (from.proxy, from.worker), &record, self.now);
         let names = [4, endpoint as u64, life, call, request, self.now.count()];
         for delay in self.network.delays(Part::Store, Part::Endpoint(endpoint), &names, self.now) {
             let answer = Box::new(answer.clone());

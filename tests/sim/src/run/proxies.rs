@@ -181,7 +181,7 @@ impl Run<'_> {
             format!("proxy {}.{}: {what} {number} ended {outcome:?}{why}{paid}", owner.proxy, owner.worker)
         });
         self.checks.decided(decided, owner, &set, self.now);
-        self.checks.spent_leases(decided, &set, self.store.clock.gained(self.now), self.now);
+        self.checks.spent_leases(decided, owner, &set, self.store.clock.gained(self.now), self.now);
         for how in &decided.uses {
             *match how {
                 LeaseUse::Hit => &mut self.report.lease_hits,
