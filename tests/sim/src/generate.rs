@@ -14,6 +14,10 @@ const DRIFT: u64 = 200;
 /// One in so many scenarios has no fault: then nothing may fail.
 const CALM: u64 = 5;
 
+/// One in so many of the others has a proxy that reaches no endpoint for longer than its leases live, while the same
+/// tenant is busy at others.
+const CUT_OFF: u64 = 4;
+
 /// Clients whose buckets of the policy `guard` all belong in one set of the slot table, and are more than it has room
 /// for.
 const CROWD: [u64; 8] = [394, 477, 2_124, 3_568, 3_936, 19_164, 22_190, 30_623];
@@ -29,6 +33,10 @@ pub fn scenario(seed: u64) -> Scenario {
     let configs = policies::configs(timeout, random);
     let link = if calm { calm_link(timeout, random) } else { link(random) };
     let mut faults = if calm { Vec::new() } else { faults(span, (proxies, workers, endpoints), random) };
+    let is_cut_off = !calm && proxies > 1 && span >= Micros::from_secs(3) && random.once_in(CUT_OFF);
+    if is_cut_off {
+        faults.extend(cut_off(span, proxies, endpoints, random));
+    }
     for proxy in 0..proxies {
         for config in 1..configs.len() {
             faults.push((moment(span, random), Fault::Configure { proxy, config }));
@@ -36,7 +44,7 @@ pub fn scenario(seed: u64) -> Scenario {
     }
     faults.sort_by_key(|(at, _)| *at);
     let over = faults.iter().map(|(at, fault)| at.plus(fault.lasts())).max();
-    let (requests, probes) = traffic(span, proxies, workers, random);
+    let (requests, probes) = traffic(span, proxies, workers, is_cut_off, random);
     Scenario {
         seed,
         proxies,
@@ -88,6 +96,14 @@ fn faults(span: Micros, parts: (usize, usize, usize), random: &mut Random) -> Ve
     (0..count).map(|_| (moment(span, random), fault(span, parts, random))).collect()
 }
 
+/// One proxy has no way to any endpoint.
+fn cut_off(span: Micros, proxies: usize, endpoints: usize, random: &mut Random) -> Vec<(Micros, Fault)> {
+    let (proxy, at) = (random.index(proxies), moment(span, random));
+    let lasts = Micros::from_millis(random.between(2_000, 5_000));
+    let cut = |endpoint| Fault::Partition { one: Part::Proxy(proxy), other: Part::Endpoint(endpoint), lasts };
+    (0..endpoints).map(|endpoint| (at, cut(endpoint))).collect()
+}
+
 fn fault(span: Micros, (proxies, workers, endpoints): (usize, usize, usize), random: &mut Random) -> Fault {
     let lasts = Micros::from_millis(random.pick(&[1, 20, 200, 2_000, 10_000])).min(span);
     let (proxy, endpoint) = (random.index(proxies), random.index(endpoints));
@@ -122,9 +138,15 @@ fn step(random: &mut Random) -> i64 {
 }
 
 /// Requests in bursts and between them, of a few tenants and clients; and of each of those one later.
-fn traffic(span: Micros, proxies: usize, workers: usize, random: &mut Random) -> (Vec<Request>, Vec<Request>) {
+fn traffic(
+    span: Micros,
+    proxies: usize,
+    workers: usize,
+    is_busy: bool,
+    random: &mut Random,
+) -> (Vec<Request>, Vec<Request>) {
     // One in so many scenarios has one busy tenant with fewer pauses, so that leases are at work when something happens.
-    let is_steady = random.once_in(3);
+    let is_steady = is_busy || random.once_in(3);
     let tenants = if is_steady { 1 } else { random.between(1, 4) };
     let clients: Vec<u64> = if random.once_in(4) { CROWD.to_vec() } else { (0..random.between(1, 6)).collect() };
     let count: u64 = if is_steady { 1_200 } else { random.pick(&[40, 150, 400, 1_200]) };
