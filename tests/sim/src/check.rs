@@ -5,6 +5,7 @@
 
 mod leases;
 mod lending;
+mod liveness;
 mod local;
 mod reference;
 mod requests;
@@ -19,6 +20,7 @@ use crate::scenario::Scenario;
 use crate::store::{Name, Record, Store};
 use crate::worker::Decided;
 use leases::Leases;
+use liveness::{Liveness, Seat};
 use local::Local;
 use requests::Requests;
 use shared::Shared;
@@ -66,7 +68,18 @@ pub enum Invariant {
     Waiter,
     /// What is kept has bounds, and is forgotten when it is idle.
     Bounded,
-    /// A budget that nobody has used for as long as it takes to fill admits a request.
+    /// A budget that is there is used. One that nobody has used for as long as it takes to fill admits a request.
+    ///
+    /// Of a leased budget more is told, of times in which nothing goes wrong and has not for two lives of a lease: so long
+    /// is felt what a fault has done to leases.
+    ///
+    /// - Nobody is denied for long what nobody spends. Imagine a bucket of half the capacity and half the refill, from which
+    ///   is spent what is in fact admitted, and which was empty when the calm began. (Up to half of the capacity may be lent
+    ///   to others, and of what refills a part is not earned while it is lent, or dies with a lease that was used too
+    ///   little.) Once it has been full for a second, which is more than a denial is kept, no request is denied that it
+    ///   would admit.
+    /// - A lease that nobody uses is given back, well before it would have died.
+    /// - A bucket that nobody has touched has refilled, but for the two generations for which it counts what it has lent.
     Liveness,
 }
 
@@ -87,6 +100,7 @@ impl Display for Violation {
 pub struct Checks {
     shared: Shared,
     leases: Leases,
+    liveness: Liveness,
     local: Local,
     requests: Requests,
     /// The first that was found.
@@ -101,6 +115,7 @@ impl Checks {
         Self {
             shared: Shared::new(sets, scenario.proxies),
             leases: Leases::default(),
+            liveness: Liveness::new(scenario),
             local: Local::new(sets),
             requests: Requests::new(scenario.ids, scenario.is_calm()),
             found: None,
@@ -117,6 +132,8 @@ impl Checks {
     /// The store has made a decision, for a worker of a proxy.
     pub fn stored(&mut self, request: u64, worker: (usize, usize), record: &Record, at: Micros) {
         self.leases.stored(worker, record);
+        let found = self.liveness.stored(record);
+        self.note(found, at);
         let found = self.shared.stored(record).and_then(|()| self.requests.stored(request, record));
         self.note(found, at);
     }
@@ -162,8 +179,17 @@ impl Checks {
         self.local.took(request, charge, units, owner, set);
     }
 
-    /// A request, or a decision in shadow, was decided.
-    pub fn decided(&mut self, decided: &Decided, owner: &Owner, set: &PolicySet, at: Micros) {
+    /// A request, or a decision in shadow, was decided. `whole_since` is since when the store has lost nothing.
+    pub fn decided(
+        &mut self,
+        decided: &Decided,
+        owner: &Owner,
+        set: &PolicySet,
+        whole_since: Option<Micros>,
+        at: Micros,
+    ) {
+        let found = self.liveness.decided(decided, owner, set, whole_since, at);
+        self.note(found, at);
         let found = self.requests.decided(decided, set).and_then(|()| self.local.decided(decided, owner, set));
         self.note(found, at);
     }
@@ -177,8 +203,24 @@ impl Checks {
             let Some(policy) = set.policy(charge.policy) else { continue };
             let found = self.leases.spent(policy, charge, owner, at);
             let found = found.and_then(|()| self.shared.spent_lease(&policy.name, charge, gained, at));
+            self.liveness.spent(&Name::of(&policy.name, charge.key, charge.group), charge.cost.count(), at);
             self.note(found, at);
         }
+    }
+
+    /// The leases that must have been given back.
+    pub fn idle_leases(&self, at: Micros) -> Vec<Seat> {
+        self.liveness.idle(at).copied().collect()
+    }
+
+    /// Whether a lease has come back that nobody has used for a while.
+    pub fn given_back(&mut self, seat: &Seat, is_held: bool, at: Micros) {
+        if is_held {
+            let ((proxy, worker), key) = seat;
+            let whose = worker.map_or(format!("proxy {proxy}"), |worker| format!("proxy {proxy}.{worker}"));
+            self.note(Err((Invariant::Liveness, format!("{whose} keeps a lease of {key} that nobody uses"))), at);
+        }
+        self.liveness.is_back(seat);
     }
 
     /// How a request ended.

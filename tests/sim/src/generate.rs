@@ -31,7 +31,7 @@ pub fn scenario(seed: u64) -> Scenario {
     let span = Micros::from_millis(random.pick(&[300, 1_000, 3_000, 10_000, 40_000]));
     let timeout = Micros::from_millis(random.pick(&[5, 20, 50, 100]));
     let configs = policies::configs(timeout, random);
-    let link = if calm { calm_link(timeout, random) } else { link(random) };
+    let link = if calm || random.once_in(3) { calm_link(timeout, random) } else { link(random) };
     let mut faults = if calm { Vec::new() } else { faults(span, (proxies, workers, endpoints), random) };
     let is_cut_off = !calm && proxies > 1 && span >= Micros::from_secs(3) && random.once_in(CUT_OFF);
     if is_cut_off {

@@ -41,7 +41,7 @@ const SWEEP: Micros = Micros::from_millis(200);
 const MARGIN: Micros = Micros::from_secs(65);
 
 /// The true time at which a run begins. No clock begins at zero.
-const START: Micros = Micros::from_secs(1_000);
+pub(crate) const START: Micros = Micros::from_secs(1_000);
 
 /// Something that happens.
 enum Event {
@@ -261,6 +261,15 @@ impl<'a> Run<'a> {
         let (names, reading) = self.store.sweep(self.now);
         let gained = self.store.clock.gained(self.now);
         self.checks.swept(&names, reading, gained, self.now);
+        for ((proxy, worker), key) in self.checks.idle_leases(self.now) {
+            let there = &self.proxies[proxy];
+            if there.workers.iter().any(|worker| worker.is_busy() || worker.is_waiting()) {
+                // Somebody may be about to use it.
+                continue;
+            }
+            let is_held = there.tables.is_lent(worker, key, there.clock.at(self.now));
+            self.checks.given_back(&((proxy, worker), key), is_held, self.now);
+        }
         // When everything is over there is little to forget.
         let calm = self.now > START.plus(self.scenario.healed).plus(SWEEP);
         self.queue.push(self.now.plus(if calm { Micros::from_secs(10) } else { SWEEP }), Event::Sweep);

@@ -41,10 +41,18 @@ pub enum Sabotage {
     Renumbered,
     /// A worker uses a lease after its end.
     UsedAfterEnd,
+    /// A worker never looks for leases that nobody uses.
+    NeverGivenBack,
+    /// The store counts what it has lent until it comes back, if ever.
+    NeverForgotten,
+    /// The store gives buckets nothing that have lent something.
+    NoRefillBesideLeases,
+    /// A worker keeps each denial half a minute longer.
+    LongDenial,
 }
 
 impl Sabotage {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 23] = [
         Self::ForgottenSecondCharge,
         Self::ChargedDenial,
         Self::DoubleRefill,
@@ -64,5 +72,9 @@ impl Sabotage {
         Self::KeptGiveBack,
         Self::Renumbered,
         Self::UsedAfterEnd,
+        Self::NeverGivenBack,
+        Self::NeverForgotten,
+        Self::NoRefillBesideLeases,
+        Self::LongDenial,
     ];
 }

@@ -95,13 +95,14 @@ impl Fault {
 impl Scenario {
     /// Whether nothing can keep a request from its verdict.
     pub fn is_calm(&self) -> bool {
+        self.is_quick() && self.faults.iter().all(|(_, fault)| matches!(fault, Fault::Configure { .. }))
+    }
+
+    /// Whether no call meets its timeout because of the network alone.
+    pub fn is_quick(&self) -> bool {
         let Link { delay: (_, most), spikes, loss, garbled, .. } = self.link;
-        let quick = most.count() <= self.timeout.min(self.store_deadline).count() / 16;
-        quick
-            && spikes == 0
-            && loss == 0
-            && garbled == 0
-            && self.faults.iter().all(|(_, fault)| matches!(fault, Fault::Configure { .. }))
+        let is_quick = most.count() <= self.timeout.min(self.store_deadline).count() / 16;
+        is_quick && spikes == 0 && loss == 0 && garbled == 0
     }
 
     /// How far the store's clock is set back in all.

@@ -51,6 +51,8 @@ pub struct Record {
     pub at: Micros,
     pub reading: Micros,
     pub gained: Micros,
+    /// Since when it has lost nothing, as far as it knows.
+    pub whole_since: Option<Micros>,
     pub charges: Vec<Charged>,
 }
 
@@ -72,8 +74,8 @@ pub struct Charged {
     pub after: Option<State>,
     /// What it said when it denied.
     pub denied: Option<Denial>,
-    /// Whether it has heard of a lessee's lease, and lends to it.
-    pub lends: bool,
+    /// What it has lent to the lessee whose lease it has heard of.
+    pub lent: Option<LeaseRecord>,
 }
 
 pub struct Store {
@@ -147,6 +149,13 @@ impl Store {
                 balance.at = Micros::new(balance.at.count().saturating_sub(reading.since(balance.at).count()));
             }
         }
+        if self.sabotage == Some(Sabotage::NoRefillBesideLeases) {
+            let balances = stored.iter_mut().filter_map(|stored| balance(stored.state.as_mut()));
+            for balance in balances.filter(|balance| balance.lent.is_any()) {
+                let turn = outstanding::start_of(generation(balance.at, LEASE_LIFE) + 1, LEASE_LIFE);
+                balance.at = balance.at.max(reading.min(Micros::new(turn.count() - 1)));
+            }
+        }
         // As the script does: the marker is looked at only where a bucket that learns is not there.
         let lacks = charges.iter().zip(&stored).any(|(charge, stored)| charge.learn && stored.state.is_none());
         let lost_since = lacks.then(|| self.lost_since(now)).flatten();
@@ -171,6 +180,11 @@ impl Store {
         let reading = self.clock.at(now);
         let (since, _) = *self.marker.get_or_insert((reading, now));
         (since > Micros::ZERO && self.sabotage != Some(Sabotage::NothingLearnt)).then_some(since)
+    }
+
+    /// Since when, by the true time, it has lost nothing, as far as it knows: buckets that learn were empty then.
+    pub fn whole_since(&self) -> Option<Micros> {
+        self.marker.map(|(_, at)| at)
     }
 
     /// What is wrong on purpose.
@@ -198,6 +212,25 @@ impl Store {
             (Some(Sabotage::NoLedger), _) => {
                 for (state, _) in decided.kept.iter_mut().filter_map(|kept| kept.state.as_mut()) {
                     balance(Some(state)).into_iter().for_each(|balance| balance.lent = outstanding::Lent::default());
+                }
+            }
+            (Some(Sabotage::NeverForgotten), _) => {
+                for ((charge, stored), kept) in charges.iter().zip(stored).zip(&mut decided.kept) {
+                    let (Some((state, full_at)), Limit::TokenBucket(limit)) = (kept.state.as_mut(), charge.limit)
+                    else {
+                        continue;
+                    };
+                    let (before, after) = (balance(stored.state.clone().as_mut()).copied(), balance(Some(state)));
+                    if let (Some(before), Some(after)) = (before, after) {
+                        let turned = generation(after.at, LEASE_LIFE) - generation(before.at, LEASE_LIFE);
+                        let lent = before.lent.units;
+                        after.lent.units.current += [0, lent.previous, lent.total()][turned.min(2) as usize];
+                        let room = limit.capacity.count().saturating_sub(after.lent.units.total());
+                        after.tokens = after.tokens.min(room);
+                        if after.lent.units.total() > 0 {
+                            *full_at = full_at.plus(Micros::from_secs(3_600));
+                        }
+                    }
                 }
             }
             (Some(Sabotage::ReportsCountTwice), _) => {
@@ -324,7 +357,7 @@ impl Store {
             let before = before.get(place).cloned().unwrap_or_else(|| after.clone());
             let denied = denied.get(place).copied().flatten();
             let lent = charge.lease.and_then(|call| self.records.get(&(name.clone(), call.lessee)));
-            let lends = lent.is_some_and(|lent| lent.at == now);
+            let lent = lent.filter(|lent| lent.at == now).map(|lent| lent.record);
             Charged {
                 name,
                 limit: charge.limit,
@@ -332,11 +365,12 @@ impl Store {
                 before,
                 after,
                 denied,
-                lends,
+                lent,
             }
         });
         let charges = charges.collect();
-        Record { made, at: now, reading: self.clock.at(now), gained: self.clock.gained(now), charges }
+        let (reading, gained, whole_since) = (self.clock.at(now), self.clock.gained(now), self.whole_since());
+        Record { made, at: now, reading, gained, whole_since, charges }
     }
 }
 

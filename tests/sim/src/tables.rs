@@ -4,8 +4,10 @@ use crate::sabotage::Sabotage;
 use std::collections::BTreeMap;
 use tollgate_core::breaker::BreakerState;
 use tollgate_core::decision::{SetId, Table};
+use tollgate_core::key::Digest;
+use tollgate_core::lease::LeaseSet;
 use tollgate_core::policy::Sharing;
-use tollgate_core::slots::{FORMAT, SlotSet, WAYS};
+use tollgate_core::slots::{FORMAT, SETS, SlotSet, WAYS};
 use tollgate_core::units::Micros;
 
 /// The most bytes of a set: the buckets of single keys, and as many overflow buckets as two configurations can have.
@@ -72,6 +74,12 @@ impl Tables {
         }
         *place = Some((state.encode(), there.unwrap_or(0) + 1));
         true
+    }
+
+    /// Whether a lease of this key is held, or asked for, by a worker or by all together.
+    pub fn is_lent(&self, worker: Option<usize>, key: Digest, now: Micros) -> bool {
+        let set = self.sets.get(&(Table::Leases, worker, key.share(SETS)));
+        set.and_then(|(bytes, _)| LeaseSet::decode(bytes).ok()).is_some_and(|set| set.is_lent(key, now))
     }
 
     /// How many bytes of local buckets are still of use.

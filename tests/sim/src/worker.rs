@@ -25,8 +25,11 @@ use tollgate_core::wire::DecisionAnswer;
 /// Where a stored lease has its units: after two digests ...
 const UNITS: Range<usize> = field(0);
 
-/// ... and its end: after the units, and what is held in two generations, since when.
+/// ... its end ...
 const DEAD_AT: Range<usize> = field(4);
+
+/// ... and until when a denial is kept.
+const DENIED_UNTIL: Range<usize> = field(19);
 
 /// A number of a stored lease.
 const fn field(place: usize) -> Range<usize> {
@@ -399,6 +402,9 @@ impl Worker {
 
     /// Leases that nobody uses any more are given back.
     fn look(&mut self) {
+        if self.sabotage == Some(Sabotage::NeverGivenBack) {
+            return;
+        }
         for site in 0..self.sites.len() {
             let set = Rc::clone(&self.sites[site].set);
             let leases = self.sites[site].leases.clone();
@@ -439,13 +445,16 @@ impl Worker {
                 }
             }
         }
-        if self.sabotage == Some(Sabotage::UsedAfterEnd) {
-            for entry in bytes.chunks_mut(LEASE_FORMAT) {
-                let mut old = before.chunks(LEASE_FORMAT).filter(|old| old[..Digest::LEN] == entry[..Digest::LEN]);
-                let end = number(&entry[DEAD_AT]);
-                if end > 0 && old.all(|old| number(&old[DEAD_AT]) != end) {
-                    entry[DEAD_AT].copy_from_slice(&(end + 10_000_000).to_le_bytes());
-                }
+        let (time, later) = match self.sabotage {
+            Some(Sabotage::UsedAfterEnd) => (DEAD_AT, Micros::from_secs(10)),
+            Some(Sabotage::LongDenial) => (DENIED_UNTIL, Micros::from_secs(30)),
+            _ => return bytes,
+        };
+        for entry in bytes.chunks_mut(LEASE_FORMAT) {
+            let mut old = before.chunks(LEASE_FORMAT).filter(|old| old[..Digest::LEN] == entry[..Digest::LEN]);
+            let at = number(&entry[time.clone()]);
+            if at > 0 && old.all(|old| number(&old[time.clone()]) != at) {
+                entry[time.clone()].copy_from_slice(&(at + later.count()).to_le_bytes());
             }
         }
         bytes

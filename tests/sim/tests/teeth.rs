@@ -33,9 +33,12 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
         // Counted twice, a report brings back what it has brought back, or makes room for what is lent.
         Sabotage::NoLedger | Sabotage::ReportsCountTwice => &[Invariant::Envelope, Invariant::Balance],
         // What is kept is given back again and again, without an end.
-        Sabotage::KeptGiveBack => &[Invariant::Envelope, Invariant::Bounded],
+        Sabotage::KeptGiveBack => &[Invariant::Envelope, Invariant::Bounded, Invariant::Liveness],
         Sabotage::Renumbered => &[Invariant::Envelope, Invariant::Balance],
         Sabotage::UsedAfterEnd => &[Invariant::Lease, Invariant::Envelope],
+        Sabotage::NeverGivenBack | Sabotage::NeverForgotten | Sabotage::NoRefillBesideLeases | Sabotage::LongDenial => {
+            &[Invariant::Liveness]
+        }
         Sabotage::NothingLearnt => &[Invariant::Envelope],
         Sabotage::EndlessQueue => &[Invariant::Bounded, Invariant::Waiter],
     }

@@ -314,9 +314,10 @@ impl Entry {
         self.asked_at.count() > 0 && now.since(self.asked_at).count() < LEASE_USE.count()
     }
 
-    /// Whether anything is lent, or may be.
+    /// Whether anything is lent, or may be. What is held may come back to it.
     fn is_lent(&self, now: Micros) -> bool {
-        (self.dead_at > now && (self.units > 0 || self.rate > 0)) || self.is_asking(now)
+        let has_any = self.units > 0 || self.rate > 0 || self.held.total() > 0;
+        (self.dead_at > now && has_any) || self.is_asking(now)
     }
 
     /// Whether another key may have the place: nothing is lent, nobody waits, and no denial is kept.

@@ -201,6 +201,25 @@ fn a_clock_that_is_set_back_forgets_no_lease() {
     assert_eq!(lender.left(early.plus(Micros::from_secs(5))), 100);
 }
 
+#[test]
+fn units_that_a_request_holds_are_lent_and_go_back_when_it_is_denied() {
+    let (mut lender, mut set, key) = (Lender::new(limit(100, 1)), LeaseSet::default(), lessee(0));
+    for time in 0..2 {
+        let now = NOW.plus(Micros::new(time));
+        let call = set.miss(key, 1, false, lessee(1), now);
+        let answer = call.and_then(|call| lender.ask(0, Some(call), now).3);
+        let call = call.map(|call| (call, answer));
+        set.told(key, &LeaseNews { call, ..LeaseNews::default() }, &lender.limit, now);
+    }
+    let lent = 100 - lender.left(NOW);
+    let (hold, _) = set.take(key, lent, true, NOW);
+    let later = NOW.plus(Micros::from_secs(1));
+    // Whoever looks now and finds that nothing is lent would not look again.
+    assert_eq!((set.give_back(key, later), set.is_lent(key, later)), (None, true));
+    set.settle(key, hold.unwrap(), lent, true, later);
+    assert_eq!(set.give_back(key, later).map(|call| call.returned), Some(lent));
+}
+
 #[cfg(not(target_arch = "wasm32"))]
 mod properties {
     use super::*;

@@ -8,7 +8,7 @@ use tollgate_core::policy::{Charge, Mode, Policy, Scope, Sharing};
 use tollgate_core::units::Micros;
 
 /// Who holds leases: a proxy, or one worker of it.
-type Holder = (usize, Option<usize>);
+pub type Holder = (usize, Option<usize>);
 
 #[derive(Default)]
 pub struct Leases {
@@ -19,7 +19,7 @@ pub struct Leases {
 impl Leases {
     /// The store has made a decision for a worker of a proxy.
     pub fn stored(&mut self, (proxy, worker): (usize, usize), record: &Record) {
-        for charged in record.charges.iter().filter(|charged| charged.lends) {
+        for charged in record.charges.iter().filter(|charged| charged.lent.is_some()) {
             for holder in [(proxy, None), (proxy, Some(worker))] {
                 self.heard.insert((charged.name.clone(), holder), record.at);
             }
@@ -40,7 +40,7 @@ impl Leases {
     }
 }
 
-fn holder(policy: &Policy, owner: &Owner) -> Holder {
+pub fn holder(policy: &Policy, owner: &Owner) -> Holder {
     let is_workers = matches!(policy.scope, Scope::Global { mode: Mode::Leased(Sharing::Worker), .. });
     (owner.proxy, is_workers.then_some(owner.worker))
 }

@@ -57,11 +57,11 @@ impl History {
                 before: state(before),
                 after: state(after),
                 denied: None,
-                lends: false,
+                lent: None,
             }
         };
         let charges = vec![charged(0), charged(1)];
-        let record = Record { made, at: self.now, reading: self.now, gained: self.now, charges };
+        let record = Record { made, at: self.now, reading: self.now, gained: self.now, whole_since: None, charges };
         self.checks.stored(request, (0, 0), &record, self.now);
     }
 
@@ -91,7 +91,7 @@ impl History {
             expired: 0,
         };
         let owner = Owner { proxy: 0, life: 0, worker: 0, now: self.now };
-        self.checks.decided(&decided, &owner, &self.set, self.now);
+        self.checks.decided(&decided, &owner, &self.set, Some(Micros::ZERO), self.now);
     }
 
     fn found(self) -> Option<Invariant> {

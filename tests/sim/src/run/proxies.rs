@@ -180,7 +180,7 @@ impl Run<'_> {
             let paid = paid.fold(String::new(), |text, charge| format!("{text}, lent {:.4}", charge.key.to_string()));
             format!("proxy {}.{}: {what} {number} ended {outcome:?}{why}{paid}", owner.proxy, owner.worker)
         });
-        self.checks.decided(decided, owner, &set, self.now);
+        self.checks.decided(decided, owner, &set, self.store.whole_since(), self.now);
         self.checks.spent_leases(decided, owner, &set, self.store.clock.gained(self.now), self.now);
         for how in &decided.uses {
             *match how {
