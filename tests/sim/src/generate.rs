@@ -18,6 +18,12 @@ const CALM: u64 = 4;
 /// tenant is busy at others.
 const CUT_OFF: u64 = 4;
 
+/// Within how many microseconds all proxies get a configuration.
+const TOGETHER: u64 = 300_000;
+
+/// How long a busy tenant rests.
+const REST: Micros = Micros::from_millis(1_200);
+
 /// Clients whose buckets of the policy `guard` all belong in one set of the slot table, and are more than it has room
 /// for.
 const CROWD: [u64; 8] = [394, 477, 2_124, 3_568, 3_936, 19_164, 22_190, 30_623];
@@ -39,9 +45,14 @@ pub fn scenario(seed: u64) -> Scenario {
     if is_cut_off {
         faults.extend(cut_off(span, proxies, endpoints, random));
     }
-    for proxy in 0..proxies {
-        for config in 1..configs.len() {
-            faults.push((moment(span, random), Fault::Configure { proxy, config }));
+    for config in 1..configs.len() {
+        // Each proxy gets it some time, or all at about the same.
+        let at = moment(span, random);
+        let is_together = random.once_in(2);
+        for proxy in 0..proxies {
+            let soon = at.plus(Micros::new(random.below(TOGETHER)));
+            let at = if is_together { soon } else { moment(span, random) };
+            faults.push((at, Fault::Configure { proxy, config }));
         }
     }
     faults.sort_by_key(|(at, _)| *at);
@@ -154,6 +165,8 @@ fn traffic(
     let count: u64 = if is_steady { 1_200 } else { random.pick(&[40, 150, 400, 1_200]) };
     // As many at once as a worker can take up in time.
     let burst = 15_000 * count.div_ceil(400);
+    // A busy tenant may rest now and then, for so long that leases are given back, and come again in a burst.
+    let wave = random.pick(&[None, Some(2_500_000), Some(6_000_000)]).filter(|_| is_steady);
     let bursts: Vec<Micros> = (0..random.between(1, 6)).map(|_| moment(span, random)).collect();
     let gold = random.pick(&[0, 300]);
     let leavers = random.pick(&[0, 0, 30]);
@@ -172,7 +185,11 @@ fn traffic(
             let in_burst = Micros::new(random.below(burst));
             let at =
                 if is_steady || random.once_in(3) { moment(span, random) } else { random.pick(&bursts).plus(in_burst) };
-            request(at, random)
+            let end_of_rest = wave.and_then(|wave| {
+                let end = Micros::new((at.count() / wave + 1) * wave);
+                (end.since(at) < REST).then_some(end)
+            });
+            request(end_of_rest.map_or(at, |end| end.plus(in_burst)), random)
         })
         .collect();
     requests.sort_by_key(|request| request.at);

@@ -114,9 +114,13 @@ impl Lending {
         let Some(State::TokenBucket(there)) = &charged.after else { return Ok(()) };
         self.kept.insert(name.clone());
         if charged.after != charged.before {
+            let used = self.limits_at(&name.policy, at).unwrap_or_default();
             let envelope = self.envelope(name, gained, at);
             envelope.written = gained;
-            if let Limit::TokenBucket(limit) = charged.limit {
+            // A limit that nobody has any more makes no bucket full.
+            if let Limit::TokenBucket(limit) = charged.limit
+                && used.contains(&limit)
+            {
                 envelope.written_by = limit;
             }
         }

@@ -63,6 +63,17 @@ impl Liveness {
             let from = start.plus(*at);
             troubles.push((from, from.plus(fault.lasts()).plus(set_back).plus(FORGOTTEN)));
         }
+        let (mut given, mut differ_since) = (vec![0; scenario.proxies], None);
+        for (at, fault) in &scenario.faults {
+            let Fault::Configure { proxy, config } = *fault else { continue };
+            given[proxy] = config;
+            if given.iter().any(|other| *other != given[0]) {
+                differ_since.get_or_insert(start.plus(*at));
+            } else if let Some(since) = differ_since.take() {
+                troubles.push((since, start.plus(*at).plus(FORGOTTEN)));
+            }
+        }
+        troubles.extend(differ_since.map(|since| (since, Micros::MAX)));
         if !scenario.is_quick() {
             troubles.push((start, start.plus(scenario.healed).plus(FORGOTTEN)));
         }

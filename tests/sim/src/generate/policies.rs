@@ -111,10 +111,12 @@ fn policies(random: &mut Random) -> Vec<Value> {
 
 const LENT_CAPACITIES: [u64; 4] = [5, 20, 100, 400];
 
+const LENT_REFILLS: [&str; 5] = ["1/s", "20/s", "200/s", "1000/s", "7/10s"];
+
 /// Some are large enough for leases, and some stay exact by themselves.
 fn lease(policy: &mut Value, random: &mut Random) {
     let capacity = random.pick(&LENT_CAPACITIES);
-    let refill = random.pick(&["1/s", "20/s", "200/s", "1000/s", "7/10s"]);
+    let refill = random.pick(&LENT_REFILLS);
     policy["limit"] = json!({"token_bucket": {"capacity": capacity, "refill": refill}});
     policy["mode"] = "leased".into();
     policy["sharing"] = random.pick(&["proxy", "worker"]).into();
@@ -132,8 +134,10 @@ fn limit(random: &mut Random) -> Value {
 fn change(policy: &mut Value, random: &mut Random) {
     let is_lent = policy["mode"] == "leased";
     if is_lent && random.once_in(2) {
-        // The rate stays: by which of two a bucket has refilled since it was written is told by neither.
         policy["limit"]["token_bucket"]["capacity"] = random.pick(&LENT_CAPACITIES).into();
+    }
+    if is_lent && random.once_in(2) {
+        policy["limit"]["token_bucket"]["refill"] = random.pick(&LENT_REFILLS).into();
     } else if !is_lent && random.once_in(2) {
         policy["limit"] = limit(random);
     }
