@@ -558,8 +558,10 @@ impl Worker {
             for charge in asked.iter().flat_map(|decision| decision.borrows()) {
                 self.metrics.lease_call(charge.policy);
                 let mut leases = self.leases.borrow_mut();
-                if let Err(place) = leases.binary_search_by_key(&charge.key, |known| known.key) {
-                    leases.insert(place, charge.clone());
+                match leases.binary_search_by_key(&charge.key, |known| known.key) {
+                    // Perhaps under another plan, by whose limit it is given back.
+                    Ok(place) => leases.get_mut(place).into_iter().for_each(|known| known.clone_from(charge)),
+                    Err(place) => leases.insert(place, charge.clone()),
                 }
             }
             AdmitRequest { decisions: asked.iter().map(|decision| decision.request(&self.set)).collect() }

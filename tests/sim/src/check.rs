@@ -28,6 +28,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use std::rc::Rc;
 use tollgate_core::decision::Outcome;
+use tollgate_core::limit::TokenBucket;
 use tollgate_core::policy::{Charge, PolicySet};
 use tollgate_core::units::Micros;
 
@@ -209,8 +210,8 @@ impl Checks {
     }
 
     /// The leases that must have been given back.
-    pub fn idle_leases(&self, at: Micros) -> Vec<Seat> {
-        self.liveness.idle(at).copied().collect()
+    pub fn idle_leases(&self, at: Micros) -> Vec<(Seat, TokenBucket)> {
+        self.liveness.idle(at).map(|(seat, limit)| (*seat, *limit)).collect()
     }
 
     /// Whether a lease has come back that nobody has used for a while.

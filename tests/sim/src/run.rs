@@ -261,13 +261,13 @@ impl<'a> Run<'a> {
         let (names, reading) = self.store.sweep(self.now);
         let gained = self.store.clock.gained(self.now);
         self.checks.swept(&names, reading, gained, self.now);
-        for ((proxy, worker), key) in self.checks.idle_leases(self.now) {
+        for (((proxy, worker), key), limit) in self.checks.idle_leases(self.now) {
             let there = &self.proxies[proxy];
             if there.workers.iter().any(|worker| worker.is_busy() || worker.is_waiting()) {
                 // Somebody may be about to use it.
                 continue;
             }
-            let is_held = there.tables.is_lent(worker, key, there.clock.at(self.now));
+            let is_held = there.tables.is_lent(worker, key, &limit, there.clock.at(self.now));
             self.checks.given_back(&((proxy, worker), key), is_held, self.now);
         }
         // When everything is over there is little to forget.

@@ -6,6 +6,7 @@ use tollgate_core::breaker::BreakerState;
 use tollgate_core::decision::{SetId, Table};
 use tollgate_core::key::Digest;
 use tollgate_core::lease::LeaseSet;
+use tollgate_core::limit::TokenBucket;
 use tollgate_core::policy::Sharing;
 use tollgate_core::slots::{FORMAT, SETS, SlotSet, WAYS};
 use tollgate_core::units::Micros;
@@ -77,9 +78,9 @@ impl Tables {
     }
 
     /// Whether a lease of this key is held, or asked for, by a worker or by all together.
-    pub fn is_lent(&self, worker: Option<usize>, key: Digest, now: Micros) -> bool {
+    pub fn is_lent(&self, worker: Option<usize>, key: Digest, limit: &TokenBucket, now: Micros) -> bool {
         let set = self.sets.get(&(Table::Leases, worker, key.share(SETS)));
-        set.and_then(|(bytes, _)| LeaseSet::decode(bytes).ok()).is_some_and(|set| set.is_lent(key, now))
+        set.and_then(|(bytes, _)| LeaseSet::decode(bytes).ok()).is_some_and(|set| set.is_lent(key, limit, now))
     }
 
     /// How many bytes of local buckets are still of use.

@@ -10,7 +10,8 @@ use tollgate_sim::shrink::shrink;
 const SEEDS: u64 = 100;
 
 /// The breaker matters where calls fail and everything then comes back, which chance does not often make.
-/// The same is so of what is lent: it must be there, and the bucket full beside it, when many come at once.
+/// The same is so of what is lent: it must be there, and the bucket full beside it, when many come at once. And whoever is
+/// denied for too long must come again in a long calm, after few others.
 const RARE_SEEDS: u64 = 600;
 
 /// What may be said of it: which check comes first depends on the scenario.
@@ -48,7 +49,9 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
 fn whatever_is_wrong_on_purpose_is_found() {
     for sabotage in Sabotage::ALL {
         let seeds = match sabotage {
-            Sabotage::StuckBreaker | Sabotage::NoLedger => RARE_SEEDS,
+            Sabotage::StuckBreaker | Sabotage::NoLedger | Sabotage::NoRefillBesideLeases | Sabotage::LongDenial => {
+                RARE_SEEDS
+            }
             _ => SEEDS,
         };
         let found = (0..seeds).find_map(|seed| Some((seed, run(&scenario(seed), Some(sabotage), false).violation?)));

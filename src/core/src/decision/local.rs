@@ -348,7 +348,7 @@ impl LocalRound {
     /// Whether anything of its leases is lent, or may be, as far as it was looked at.
     pub(super) fn is_lent(&self, now: Micros) -> bool {
         self.charges.iter().any(|charge| match self.loaded(charge.set) {
-            Some(Loaded { set: Set::Leases(set), .. }) => set.is_lent(charge.key, now),
+            Some(Loaded { set: Set::Leases(set), .. }) => set.is_lent(charge.key, &charge.limit, now),
             _ => true,
         })
     }
@@ -488,7 +488,7 @@ impl LocalRound {
                     (verdict, seat.balance.tokens)
                 }
                 Set::Leases(set) if charge.returning => {
-                    if set.clone().give_back(charge.key, now).is_none() {
+                    if set.clone().give_back(charge.key, &charge.limit, now).is_none() {
                         state = State::Told;
                     }
                     is_missing = true;
@@ -645,14 +645,14 @@ impl LocalRound {
         now: Micros,
     ) -> Option<State> {
         let charge = self.charges.get_mut(index)?;
-        let (key, cost) = (charge.key, charge.cost.count());
+        let (key, limit, cost) = (charge.key, charge.limit, charge.cost.count());
         if self.goal == Goal::Release {
             writing.renewals.extend(set.deny(key, cost, now).map(|call| (index, call)));
             return Some(State::Free);
         }
         if charge.returning {
             // Somebody else may be at it already.
-            return Some(set.give_back(key, now).map_or(State::Told, |call| State::Asked(Some(call))));
+            return Some(set.give_back(key, &limit, now).map_or(State::Told, |call| State::Asked(Some(call))));
         }
         match set.find(key, cost, now) {
             Found::There { left } => {

@@ -89,6 +89,9 @@ struct Entry {
     back_at: Micros,
     /// What the bucket itself had left when it was last asked.
     left: u64,
+    /// The capacity of the limit that it was last lent by, and that limit's units in each `period`.
+    capacity: u64,
+    refill: u64,
 }
 
 /// What a set says to a request.
@@ -229,22 +232,24 @@ impl LeaseSet {
             && call.seq == entry.seq
             && entry.asked_at > Micros::ZERO
         {
-            entry.answered(&call, answer, limit.rate().period(), now);
+            entry.answered(&call, answer, limit, now);
         }
     }
 
-    /// The call that gives back what nobody has used for a while.
-    pub fn give_back(&mut self, key: Digest, now: Micros) -> Option<LeaseCall> {
+    /// The call that gives back what nobody has used for a while, and what was lent by this limit. By another one, which
+    /// nobody may have any more, the bucket would refill at its rate.
+    pub fn give_back(&mut self, key: Digest, limit: &TokenBucket, now: Micros) -> Option<LeaseCall> {
         let entry = self.entries.iter_mut().find(|entry| entry.key == key)?;
         self.expired = self.expired.saturating_add(entry.revive(now));
         let has_any = entry.units > 0 || entry.rate > 0;
-        if entry.is_idle(now) && has_any { entry.ask(entry.units, now) } else { None }
+        if entry.is_idle(now) && has_any && entry.is_by(limit) { entry.ask(entry.units, now) } else { None }
     }
 
-    /// Whether anything of this key is lent, or may be.
+    /// Whether anything of this key is lent by this limit, or may be.
     #[must_use]
-    pub fn is_lent(&self, key: Digest, now: Micros) -> bool {
-        self.entries.iter().any(|entry| entry.key == key && entry.is_lent(now))
+    pub fn is_lent(&self, key: Digest, limit: &TokenBucket, now: Micros) -> bool {
+        let is_lent = |entry: &Entry| entry.is_asking(now) || (entry.is_by(limit) && entry.is_lent(now));
+        self.entries.iter().any(|entry| entry.key == key && is_lent(entry))
     }
 
     /// Units of leases that have died before they were spent.
@@ -312,6 +317,12 @@ impl Entry {
     const fn is_asking(&self, now: Micros) -> bool {
         // An answer that takes longer is of no use.
         self.asked_at.count() > 0 && now.since(self.asked_at).count() < LEASE_USE.count()
+    }
+
+    /// Whether it was last lent by this limit.
+    fn is_by(&self, limit: &TokenBucket) -> bool {
+        let rate = limit.rate();
+        (self.capacity, self.refill, self.period) == (limit.capacity.count(), rate.tokens(), rate.period())
     }
 
     /// Whether anything is lent, or may be. What is held may come back to it.
@@ -416,7 +427,7 @@ impl Entry {
         count.saturating_mul(time.count()).checked_div(span).unwrap_or(0)
     }
 
-    fn answered(&mut self, call: &LeaseCall, answer: Option<LeaseAnswer>, period: u64, now: Micros) {
+    fn answered(&mut self, call: &LeaseCall, answer: Option<LeaseAnswer>, limit: &TokenBucket, now: Micros) {
         let asked_at = core::mem::take(&mut self.asked_at);
         let before = core::mem::take(&mut self.rate);
         let Some(answer) = answer.filter(|answer| answer.seq == call.seq) else {
@@ -432,6 +443,8 @@ impl Entry {
         self.units = self.units.saturating_add(answer.units).saturating_sub(call.kept);
         self.began_with = self.units;
         self.most = answer.units.saturating_add(answer.room);
+        let period = limit.rate().period();
+        (self.capacity, self.refill) = (limit.capacity.count(), limit.rate().tokens());
         if self.period != period {
             (self.period, self.fraction) = (period, 0);
         }
@@ -472,6 +485,8 @@ impl Entry {
             self.denied_cost,
             self.back_at.count(),
             self.left,
+            self.capacity,
+            self.refill,
         ] {
             bytes.extend(number.to_le_bytes());
         }
@@ -508,12 +523,14 @@ impl Entry {
             denied_cost: next()?,
             back_at: Micros::new(next()?),
             left: next()?,
+            capacity: next()?,
+            refill: next()?,
         })
     }
 }
 
-/// One entry: key, lessee, and twenty-three little-endian numbers.
-const ENTRY_LEN: usize = 2 * Digest::LEN + 23 * 8;
+/// One entry: key, lessee, and twenty-five little-endian numbers.
+const ENTRY_LEN: usize = 2 * Digest::LEN + 25 * 8;
 
 /// Names the format of the stored bytes: another one has entries of another size.
 pub const FORMAT: usize = ENTRY_LEN;

@@ -38,8 +38,8 @@ pub struct Liveness {
     yardsticks: BTreeMap<Name, Yardstick>,
     /// When something of a bucket was last spent, lent, or given back.
     touched: BTreeMap<Name, Micros>,
-    /// When a holder last had a request for a bucket that is lent.
-    used: BTreeMap<Seat, Micros>,
+    /// When a holder last had a request for a bucket that is lent, and by which limit.
+    used: BTreeMap<Seat, (Micros, TokenBucket)>,
 }
 
 /// A bucket of one [`PART`] of a budget's capacity and refill that was empty when the calm began.
@@ -120,7 +120,7 @@ impl Liveness {
             else {
                 continue;
             };
-            self.used.insert((holder(policy, owner), charge.key), at);
+            self.used.insert((holder(policy, owner), charge.key), (at, limit));
             let name = Name::of(&policy.name, charge.key, charge.group);
             let calm = self.calm_since(at).zip(whole_since).map(|(calm, whole)| calm.max(whole.plus(FORGOTTEN)));
             let Some(since) = calm.filter(|since| *since <= at) else {
@@ -152,10 +152,11 @@ impl Liveness {
     }
 
     /// The leases that must have been given back: nobody has used them for so long.
-    pub fn idle(&self, at: Micros) -> impl Iterator<Item = &Seat> {
+    pub fn idle(&self, at: Micros) -> impl Iterator<Item = (&Seat, &TokenBucket)> {
         let calm = self.calm_since(at);
         let is_idle = move |used: Micros| calm.is_some_and(|calm| at.since(used.max(calm)) > GIVEN_BACK);
-        self.used.iter().filter(move |(_, used)| is_idle(**used)).map(|(seat, _)| seat)
+        let idle = self.used.iter().filter(move |(_, (used, _))| is_idle(*used));
+        idle.map(|(seat, (_, limit))| (seat, limit))
     }
 
     /// Until somebody uses it again there is nothing to look at.

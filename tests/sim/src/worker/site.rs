@@ -99,8 +99,10 @@ impl Site {
     fn note_leases(&mut self, ids: &[u64]) {
         let borrowed = ids.iter().flat_map(|id| self.pending[id].decision.borrows());
         for charge in borrowed.cloned().collect::<Vec<_>>() {
-            if self.leases.iter().all(|known| known.key != charge.key) {
-                self.leases.push(charge);
+            match self.leases.iter_mut().find(|known| known.key == charge.key) {
+                // Perhaps under another plan, by whose limit it is given back.
+                Some(known) => *known = charge,
+                None => self.leases.push(charge),
             }
         }
     }
