@@ -212,7 +212,9 @@ fn units_that_a_request_holds_are_lent_and_go_back_when_it_is_denied() {
         set.told(key, &LeaseNews { call, ..LeaseNews::default() }, &lender.limit, now);
     }
     let lent = 100 - lender.left(NOW);
-    let (hold, _) = set.take(key, lent, true, NOW);
+    let (hold, renewal) = set.take(key, lent, true, NOW);
+    let failed = LeaseNews { call: renewal.map(|call| (call, None)), ..LeaseNews::default() };
+    set.told(key, &failed, &lender.limit, NOW);
     let later = NOW.plus(Micros::from_secs(1));
     // Whoever looks now and finds that nothing is lent would not look again.
     assert_eq!((set.give_back(key, &lender.limit, later), set.is_lent(key, &lender.limit, later)), (None, true));
