@@ -36,7 +36,7 @@ Examples:
   tollgate check envoy.yaml
 
   # In a pipeline: warnings fail it too
-  tollgate check --deny-warnings deploy/*.yaml
+  tollgate check --deny-warnings deploy/envoy.yaml deploy/wasmplugin.yaml
   helm template . | tollgate check --format json -
 
 Exit status: 0 all is right, 1 something is wrong, 2 a file cannot be read.";

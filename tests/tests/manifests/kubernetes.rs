@@ -13,6 +13,7 @@ const MANIFESTS: [&str; 8] = [
     "istio/trafficextension.yaml",
     "istio/envoyfilter.yaml",
     "istio/endpoint.yaml",
+    "istio/endpoint-outside.yaml",
     "gateway/envoyextensionpolicy.yaml",
     "gateway/envoyproxy.yaml",
     "gateway/envoypatchpolicy.yaml",
