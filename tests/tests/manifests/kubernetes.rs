@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tollgate_tests::{HASH_KEY, skip, tool};
 
-const MANIFESTS: [&str; 8] = [
+const MANIFESTS: [&str; 9] = [
     "istio/wasmplugin.yaml",
     "istio/trafficextension.yaml",
     "istio/envoyfilter.yaml",
