@@ -72,10 +72,11 @@ UNUSED_EXPORTS=('proxy_on_grpc_*' 'proxy_on_downstream_*' 'proxy_on_upstream_*' 
 # optimize FROM TO: unless that was done already, or cannot be.
 optimize() {
     if [[ -z $WASM_OPT ]]; then
-        cp "$1" "$2"
+        # As old as what it was made from: it is no result, should the optimizer be there the next time.
+        cp --preserve=timestamps "$1" "$2"
         return
     fi
-    [[ $2 -nt $1 ]] && return
+    [[ $2 -nt $1 && $2 -nt ${BASH_SOURCE[0]} ]] && return
     say "Making it smaller with wasm-opt (a quarter of a minute)."
     "$WASM_OPT" "${UNUSED_EXPORTS[@]/#/--remove-exports=}" -Oz --converge "${WASM_FEATURES[@]}" "$1" -o "$2.new"
     mv "$2.new" "$2"

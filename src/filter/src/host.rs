@@ -107,7 +107,7 @@ pub(crate) fn log(level: LogLevel, message: &str) {
 
 /// All lines of a header map; none where the host has none, as for a call that ended without headers.
 ///
-/// One call costs less than one for each header, and it alone tells apart two lines and one that holds a comma.
+/// One call costs less than one for each header, and tells apart two lines and one that holds a comma.
 pub(crate) fn headers(map: Map) -> Pairs {
     // SAFETY: see above.
     Pairs::new(given(|data, size| unsafe { proxy_get_header_map_pairs(map as u32, data, size) }).unwrap_or_default())

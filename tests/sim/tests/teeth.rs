@@ -49,9 +49,7 @@ fn broken_by(sabotage: Sabotage) -> &'static [Invariant] {
 fn whatever_is_wrong_on_purpose_is_found() {
     for sabotage in Sabotage::ALL {
         let seeds = match sabotage {
-            Sabotage::StuckBreaker | Sabotage::NoLedger | Sabotage::NoRefillBesideLeases | Sabotage::LongDenial => {
-                RARE_SEEDS
-            }
+            Sabotage::StuckBreaker | Sabotage::NoRefillBesideLeases | Sabotage::LongDenial => RARE_SEEDS,
             _ => SEEDS,
         };
         let found = (0..seeds).find_map(|seed| Some((seed, run(&scenario(seed), Some(sabotage), false).violation?)));

@@ -201,16 +201,24 @@ fn a_clock_that_is_set_back_forgets_no_lease() {
     assert_eq!(lender.left(early.plus(Micros::from_secs(5))), 100);
 }
 
-#[test]
-fn units_that_a_request_holds_are_lent_and_go_back_when_it_is_denied() {
-    let (mut lender, mut set, key) = (Lender::new(limit(100, 1)), LeaseSet::default(), lessee(0));
+/// A lender, and a holder that has borrowed from it for this key.
+fn lender_and_holder(limit: TokenBucket, key: Digest) -> (Lender, LeaseSet) {
+    let (mut lender, mut set) = (Lender::new(limit), LeaseSet::default());
     for time in 0..2 {
         let now = NOW.plus(Micros::new(time));
         let call = set.miss(key, 1, false, lessee(1), now);
         let answer = call.and_then(|call| lender.ask(0, Some(call), now).3);
         let call = call.map(|call| (call, answer));
-        set.told(key, &LeaseNews { call, ..LeaseNews::default() }, &lender.limit, now);
+        set.told(key, &LeaseNews { call, ..LeaseNews::default() }, &limit, now);
     }
+    assert!(set.is_lent(key, &limit, NOW));
+    (lender, set)
+}
+
+#[test]
+fn units_that_a_request_holds_are_lent_and_go_back_when_it_is_denied() {
+    let key = lessee(0);
+    let (mut lender, mut set) = lender_and_holder(limit(100, 1), key);
     let lent = 100 - lender.left(NOW);
     let (hold, renewal) = set.take(key, lent, true, NOW);
     let failed = LeaseNews { call: renewal.map(|call| (call, None)), ..LeaseNews::default() };
@@ -224,16 +232,8 @@ fn units_that_a_request_holds_are_lent_and_go_back_when_it_is_denied() {
 
 #[test]
 fn a_lease_goes_back_by_the_limit_that_it_was_lent_by_and_by_no_other() {
-    let (mut lender, mut set, key) = (Lender::new(limit(100, 1)), LeaseSet::default(), lessee(0));
-    let mut asked = None;
-    for time in 0..2 {
-        let now = NOW.plus(Micros::new(time));
-        asked = set.miss(key, 1, false, lessee(1), now);
-        let answer = asked.and_then(|call| lender.ask(0, Some(call), now).3);
-        let call = asked.map(|call| (call, answer));
-        set.told(key, &LeaseNews { call, ..LeaseNews::default() }, &lender.limit, now);
-    }
-    assert!(asked.is_some());
+    let key = lessee(0);
+    let (mut lender, mut set) = lender_and_holder(limit(100, 1), key);
     let later = NOW.plus(Micros::from_secs(1));
     // A worker may have had a configuration before, which knows of the lease as well.
     for before in [limit(100, 1000), limit(400, 1)] {
