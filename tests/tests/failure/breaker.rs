@@ -1,6 +1,6 @@
 //! The breaker before the endpoint: who asks while calls fail, and what that costs the others.
 
-use crate::{alone, assert_in_time, fail_modes, statuses};
+use crate::{Timing, alone, fail_modes, statuses};
 use axum::response::IntoResponse;
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -138,7 +138,7 @@ async fn a_timeline_of_an_endpoint_that_hangs_dies_talks_nonsense_and_flaps() {
         );
     }
     assert!(seen.iter().all(|(_, status, _)| matches!(status, 200 | 503)));
-    assert_in_time("all", seen.iter().map(|(.., took)| *took), machine);
+    Timing::of(seen.iter().map(|(.., took)| *took), machine).assert_in_time("all");
     // Once the breaker has opened, hardly anybody waits for the endpoint that hangs.
     let hanging: Vec<&Seen> = seen.iter().filter(|(sent, ..)| (3..6).contains(&sent.as_secs())).collect();
     let at_once = hanging.iter().filter(|(.., took)| *took < Duration::from_millis(20)).count();

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard};
 use tollgate_tests::{
-    Endpoint, Envoy, EnvoyBuilder, FakeEndpoint, Lateness, NEVER, Redis, Upstream, bucket, burst, config, eventually,
-    global,
+    Client, Endpoint, Envoy, EnvoyBuilder, FakeEndpoint, Lateness, NEVER, Redis, Reply, Upstream, bucket, burst,
+    config, eventually, global,
 };
 
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -27,6 +27,8 @@ const TIMEOUT: Duration = Duration::from_millis(50);
 
 /// What a fail mode may come late by.
 const LATE: Duration = Duration::from_millis(20);
+
+const ROUNDS: usize = 3;
 
 /// Routes /open, /closed, /local (an emergency budget of 3) and /all, which all three policies apply to.
 fn fail_modes() -> Value {
@@ -51,16 +53,63 @@ async fn statuses(envoy: &Envoy, path: &str, count: usize) -> Vec<u16> {
     burst(count, 1, |_| client.get(path)).await.iter().map(|reply| reply.status).collect()
 }
 
-/// Almost all came in time, but for what the machine itself is late by; and none was forgotten.
-fn assert_in_time(what: &str, took: impl Iterator<Item = Duration>, machine: Lateness) {
-    let machine = machine.worst();
-    let mut took: Vec<Duration> = took.collect();
-    took.sort();
-    let (p50, p99, worst) = (took[took.len() / 2], took[took.len() * 99 / 100 - 1], took[took.len() - 1]);
-    let figures = format!("p50 {p50:?}, p99 {p99:?}, worst {worst:?}; threads that only sleep: {machine:?} late");
-    println!("{what}: {} requests, {figures}", took.len());
-    assert!(p99 <= TIMEOUT + LATE + machine, "{what}: {figures}");
-    assert!(worst <= TIMEOUT + Duration::from_millis(500), "{what}: {figures}");
+/// How late replies came, and what the machine itself was late by.
+struct Timing {
+    p50: Duration,
+    p99: Duration,
+    worst: Duration,
+    machine: Duration,
+}
+
+impl Timing {
+    fn of(took: impl Iterator<Item = Duration>, machine: Lateness) -> Self {
+        let machine = machine.worst();
+        let mut took: Vec<Duration> = took.collect();
+        took.sort();
+        Self { p50: took[took.len() / 2], p99: took[took.len() * 99 / 100 - 1], worst: took[took.len() - 1], machine }
+    }
+
+    /// Almost all came in time, but for what the machine is late by.
+    fn is_in_time(&self) -> bool {
+        self.p99 <= TIMEOUT + LATE + self.machine
+    }
+
+    fn assert_none_was_forgotten(&self, what: &str) {
+        println!("{what}: {self}");
+        assert!(self.worst <= TIMEOUT + Duration::from_millis(500), "{what}: {self}");
+    }
+
+    fn assert_in_time(&self, what: &str) {
+        self.assert_none_was_forgotten(what);
+        assert!(self.is_in_time(), "{what}: {self}");
+    }
+}
+
+impl std::fmt::Display for Timing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { p50, p99, worst, machine } = self;
+        write!(f, "p50 {p50:?}, p99 {p99:?}, worst {worst:?}; threads that only sleep: {machine:?} late")
+    }
+}
+
+/// 300 requests, all with this status and almost all in time.
+///
+/// Of a few hundred, one stall of a busy machine is more than a hundredth, and threads that only sleep need not see it.
+/// It hits one round; a filter that is late is late in each.
+async fn assert_all_in_time(client: &Client, path: &str, connections: usize, status: u16) -> Vec<Reply> {
+    let mut rounds = Vec::new();
+    for _ in 0..ROUNDS {
+        let machine = Lateness::watch();
+        let replies = burst(300, connections, |_| client.get(path)).await;
+        assert!(replies.iter().all(|reply| reply.status == status), "{path}");
+        let timing = Timing::of(replies.iter().map(|reply| reply.took), machine);
+        timing.assert_none_was_forgotten(path);
+        if timing.is_in_time() {
+            return replies;
+        }
+        rounds.push(timing.to_string());
+    }
+    panic!("{path} is late in every round: {rounds:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -103,7 +152,7 @@ async fn an_endpoint_that_is_killed_and_comes_back() {
     assert!(replies.iter().all(|reply| matches!(reply.status, 200 | 503)));
     assert!(refused > 0 && refused < replies.len(), "{refused} of {} were 503", replies.len());
     println!("killed and restarted: {refused} of {} were 503 in {took:?}", replies.len());
-    assert_in_time("killed and restarted", replies.iter().map(|reply| reply.took), machine);
+    Timing::of(replies.iter().map(|reply| reply.took), machine).assert_in_time("killed and restarted");
     assert!(envoy.count("failure.refused").await > 0);
     assert_eq!(envoy.stat("http.proxy.downstream_rq_active").await, 0, "nothing hangs");
     envoy.assert_sound();
@@ -121,11 +170,8 @@ async fn an_endpoint_that_takes_requests_and_never_answers() {
     assert_eq!(statuses(&envoy, "/closed", 5).await, [200; 5]);
     endpoint.process.freeze();
     for (path, status) in [("/open", 200), ("/closed", 503), ("/all", 503)] {
-        let machine = Lateness::watch();
-        let replies = burst(300, 16, |_| client.get(path)).await;
-        assert!(replies.iter().all(|reply| reply.status == status), "{path}");
+        let replies = assert_all_in_time(&client, path, 16, status).await;
         assert!(replies.iter().all(|reply| reply.took >= Duration::from_millis(1)), "{path}: asked first");
-        assert_in_time(path, replies.iter().map(|reply| reply.took), machine);
     }
     assert_eq!(statuses(&envoy, "/local", 5).await, [200, 200, 200, 429, 429]);
     endpoint.process.thaw();
@@ -240,10 +286,7 @@ async fn an_answer_whose_body_never_ends() {
     .await;
     let mut envoy = EnvoyBuilder::new(fail_modes(), upstream.address).endpoint(fake.address).start().await;
     let client = envoy.client();
-    let machine = Lateness::watch();
-    let replies = burst(300, 8, |_| client.get("/closed")).await;
-    assert!(replies.iter().all(|reply| reply.status == 503));
-    assert_in_time("a body that never ends", replies.iter().map(|reply| reply.took), machine);
+    assert_all_in_time(&client, "/closed", 8, 503).await;
     envoy.assert_sound();
 }
 
