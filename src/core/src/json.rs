@@ -1,5 +1,6 @@
 //! Writing JSON: the little that the filter writes, which has no room for what can write anything (RFC 8259).
 
+use crate::key::Digest;
 use core::fmt::Write;
 
 /// An object that is being written.
@@ -54,24 +55,36 @@ impl Object {
         self
     }
 
-    /// A field that is another object.
+    /// A field that is a digest, in hexadecimal.
     #[must_use]
-    pub fn object(mut self, name: &str, value: Self) -> Self {
+    pub fn digest(mut self, name: &str, value: Digest) -> Self {
         self.name(name);
-        self.json.push_str(&value.finish());
+        let _ = write!(self.json, "\"{value}\"");
         self
     }
 
-    /// A field that is a list of objects.
+    /// A field that is another object.
     #[must_use]
-    pub fn objects(mut self, name: &str, values: impl Iterator<Item = Self>) -> Self {
+    pub fn object(mut self, name: &str, write: impl FnOnce(Self) -> Self) -> Self {
+        self.name(name);
+        self.nested(write)
+    }
+
+    /// A field that is a list of objects, one for each item.
+    #[must_use]
+    pub fn objects<T>(
+        mut self,
+        name: &str,
+        items: impl IntoIterator<Item = T>,
+        write: impl Fn(Self, T) -> Self,
+    ) -> Self {
         self.name(name);
         self.json.push('[');
-        for (index, value) in values.enumerate() {
+        for (index, item) in items.into_iter().enumerate() {
             if index > 0 {
                 self.json.push(',');
             }
-            self.json.push_str(&value.finish());
+            self = self.nested(|object| write(object, item));
         }
         self.json.push(']');
         self
@@ -84,8 +97,15 @@ impl Object {
         self.json
     }
 
+    fn nested(mut self, write: impl FnOnce(Self) -> Self) -> Self {
+        self.json.push('{');
+        let mut written = write(self);
+        written.json.push('}');
+        written
+    }
+
     fn name(&mut self, name: &str) {
-        if self.json.len() > 1 {
+        if !self.json.ends_with('{') {
             self.json.push(',');
         }
         escaped(&mut self.json, name);
@@ -95,6 +115,12 @@ impl Object {
 
 fn escaped(json: &mut String, text: &str) {
     json.push('"');
+    if !text.bytes().any(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1f)) {
+        // As good as all of it.
+        json.push_str(text);
+        json.push('"');
+        return;
+    }
     for character in text.chars() {
         match character {
             '"' | '\\' => {
@@ -120,18 +146,22 @@ mod tests {
     #[test]
     fn what_is_written_is_read_as_it_was() {
         let all: String = (0..=0x100).filter_map(char::from_u32).chain("\u{2028}\u{1f600}".chars()).collect();
-        let inner = || Object::default().number("n", u64::MAX);
+        let digest = Digest::from_bytes([0xf0; 16]);
         let text = Object::default()
             .text(&all, &all)
-            .text_if("none", None)
+            .text_if("left out", None)
             .text_if("some", Some(""))
             .texts("none of them", &[])
             .texts("two", &[&all, "b"])
-            .object("o", inner())
-            .objects("l", [inner(), Object::default()].into_iter())
+            .digest("d", digest)
+            .object("empty", |inner| inner)
+            .object("o", |inner| inner.number("n", u64::MAX).object("{", |inner| inner).text("}", "{"))
+            .objects("none", [0_u64; 0], |inner, _| inner)
+            .objects("l", [1, 0], |inner, n| if n == 0 { inner } else { inner.number("n", n).number("m", n) })
             .finish();
         let expected = json!({
-            &all: all, "some": "", "none of them": [], "two": [all, "b"], "o": {"n": u64::MAX}, "l": [{"n": u64::MAX}, {}],
+            &all: all, "some": "", "none of them": [], "two": [all, "b"], "d": digest.to_string(), "empty": {},
+            "o": {"n": u64::MAX, "{": {}, "}": "{"}, "none": [], "l": [{"n": 1, "m": 1}, {}],
         });
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expected);
     }

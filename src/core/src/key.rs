@@ -126,7 +126,13 @@ const fn half(digit: u8) -> Option<u8> {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+        // By hand: each charge has two of them, and a format takes several times as long.
+        let digit = |nibble: u8| b"0123456789abcdef".get(usize::from(nibble)).copied().unwrap_or(b'?');
+        let mut hex = [0; 32];
+        for ([high, low], byte) in hex.as_chunks_mut().0.iter_mut().zip(self.0) {
+            (*high, *low) = (digit(byte >> 4), digit(byte & 0xf));
+        }
+        f.write_str(core::str::from_utf8(&hex).map_err(|_| fmt::Error)?)
     }
 }
 

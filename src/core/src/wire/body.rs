@@ -9,40 +9,38 @@ impl AdmitRequest {
     /// The body of the request.
     #[must_use]
     pub fn to_body(&self) -> Vec<u8> {
-        Object::default().objects("decisions", self.decisions.iter().map(decision)).finish().into_bytes()
+        Object::default().objects("decisions", &self.decisions, decision).finish().into_bytes()
     }
 }
 
-fn decision(decision: &DecisionRequest) -> Object {
+fn decision(object: Object, decision: &DecisionRequest) -> Object {
     let id = decision.id.as_ref().map(|id| id.0.as_str());
-    Object::default().text_if("id", id).objects("charges", decision.charges.iter().map(charge))
+    object.text_if("id", id).objects("charges", &decision.charges, charge)
 }
 
-fn charge(charge: &ChargeRequest) -> Object {
-    let mut object = Object::default()
-        .text("policy", &charge.policy)
-        .text("key", &charge.key.to_string())
-        .text("group", &charge.group.to_string());
+fn charge(object: Object, charge: &ChargeRequest) -> Object {
+    let mut object = object.text("policy", &charge.policy).digest("key", charge.key).digest("group", charge.group);
     if let Some(cost) = charge.cost {
         object = object.number("cost", cost.0.count());
     }
     if let Some(call) = &charge.lease {
-        let lease = Object::default()
-            .text("lessee", &call.lessee.to_string())
-            .number("seq", call.seq)
-            .number("acked", call.acked)
-            .number("kept", call.kept)
-            .number("returned", call.returned)
-            .number("wanted", call.wanted)
-            .number("demand", call.demand);
-        object = object.object("lease", lease);
+        object = object.object("lease", |lease| {
+            lease
+                .digest("lessee", call.lessee)
+                .number("seq", call.seq)
+                .number("acked", call.acked)
+                .number("kept", call.kept)
+                .number("returned", call.returned)
+                .number("wanted", call.wanted)
+                .number("demand", call.demand)
+        });
     }
     let learn = charge.learn.then_some("learn");
-    object.text_if("lost_state", learn).object(charge.limit.algorithm(), limit(&charge.limit))
+    object.text_if("lost_state", learn).object(charge.limit.algorithm(), |object| limit(object, &charge.limit))
 }
 
-fn limit(limit: &Limit) -> Object {
-    let object = Object::default().number("capacity", limit.capacity().count());
+fn limit(object: Object, limit: &Limit) -> Object {
+    let object = object.number("capacity", limit.capacity().count());
     let rate = |object: Object, refill, per_us| object.number("refill", refill).number("per_us", per_us);
     match limit {
         Limit::TokenBucket(limit) => {
