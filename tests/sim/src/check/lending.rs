@@ -33,8 +33,8 @@ pub enum Loss {
 }
 
 pub struct Lending {
-    /// The limits by their configurations, of the policies that lend or learn in any.
-    limits: BTreeMap<String, Vec<TokenBucket>>,
+    /// The limits by their configurations, a plan's too, of the policies that lend or learn in any.
+    limits: BTreeMap<String, Vec<Vec<TokenBucket>>>,
     /// The policies that learn in all configurations.
     learning: BTreeSet<String>,
     /// Until when each proxy uses which configurations.
@@ -67,20 +67,21 @@ impl Lending {
                 .iter()
                 .filter_map(|policy| {
                     let limits = policy.allowances().filter_map(Allowance::limit);
-                    let buckets = limits.filter_map(|limit| match limit {
-                        Limit::TokenBucket(limit) => Some(limit),
-                        _ => None,
-                    });
+                    let buckets: Vec<TokenBucket> = limits
+                        .filter_map(|limit| match limit {
+                            Limit::TokenBucket(limit) => Some(limit),
+                            _ => None,
+                        })
+                        .collect();
                     let learns = matches!(policy.scope, Scope::Global { learn: true, .. });
-                    let limit = buckets.reduce(|one, other| larger(&one, &other))?;
-                    Some((policy.name.clone(), limit, learns, policy.is_leased()))
+                    (!buckets.is_empty()).then(|| (policy.name.clone(), buckets, learns, policy.is_leased()))
                 })
                 .collect::<Vec<_>>()
         };
         let all: Vec<_> = sets.iter().map(|set| limits_of(set)).collect();
-        let mut limits: BTreeMap<String, Vec<TokenBucket>> = BTreeMap::new();
+        let mut limits: BTreeMap<String, Vec<Vec<TokenBucket>>> = BTreeMap::new();
         for (name, ..) in all.iter().flatten().filter(|(.., learns, is_leased)| *learns || *is_leased) {
-            let its = all.iter().flatten().filter(|(other, ..)| other == name).map(|(_, limit, ..)| *limit);
+            let its = all.iter().flatten().filter(|(other, ..)| other == name).map(|(_, buckets, ..)| buckets.clone());
             limits.insert(name.clone(), its.collect());
         }
         let learns = |name: &&String| all.iter().flatten().all(|(other, _, learns, _)| other != *name || *learns);
@@ -216,7 +217,7 @@ impl Lending {
         let limits = self.limits.get(policy)?;
         let configs = self.uses.iter().flatten().filter(|(_, until)| **until > at).map(|(config, _)| *config);
         let mut used: Vec<TokenBucket> = Vec::new();
-        for limit in configs.filter_map(|config| limits.get(config)) {
+        for limit in configs.filter_map(|config| limits.get(config)).flatten() {
             if !used.contains(limit) {
                 used.push(*limit);
             }

@@ -96,6 +96,9 @@ fn policies(random: &mut Random) -> Vec<Value> {
         };
         if random.once_in(2) {
             lease(&mut policy, random);
+            if random.once_in(4) {
+                policy["plans"] = json!({"by": {"header": "x-plan"}, "gold": lent_limit(random)});
+            }
         } else if random.once_in(3) {
             policy["lost_state"] = "learn".into();
         } else if random.once_in(4) {
@@ -115,12 +118,16 @@ const LENT_REFILLS: [&str; 5] = ["1/s", "20/s", "200/s", "1000/s", "7/10s"];
 
 /// Some are large enough for leases, and some stay exact by themselves.
 fn lease(policy: &mut Value, random: &mut Random) {
-    let capacity = random.pick(&LENT_CAPACITIES);
-    let refill = random.pick(&LENT_REFILLS);
-    policy["limit"] = json!({"token_bucket": {"capacity": capacity, "refill": refill}});
+    policy["limit"] = lent_limit(random);
     policy["mode"] = "leased".into();
     policy["sharing"] = random.pick(&["proxy", "worker"]).into();
     policy["lost_state"] = random.pick(&["learn", "full"]).into();
+}
+
+fn lent_limit(random: &mut Random) -> Value {
+    let capacity = random.pick(&LENT_CAPACITIES);
+    let refill = random.pick(&LENT_REFILLS);
+    json!({"token_bucket": {"capacity": capacity, "refill": refill}})
 }
 
 fn limit(random: &mut Random) -> Value {
@@ -154,6 +161,6 @@ fn change(policy: &mut Value, random: &mut Random) {
         policy["on_failure"]["local"] = limit(random);
     }
     if policy["plans"].is_object() && random.once_in(2) {
-        policy["plans"]["gold"] = limit(random);
+        policy["plans"]["gold"] = if is_lent { lent_limit(random) } else { limit(random) };
     }
 }

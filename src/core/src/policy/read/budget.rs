@@ -133,7 +133,7 @@ fn enforcement(node: &Node<'_>) -> Option<Enforcement> {
         ("on", _) => Some(Enforcement::On),
         ("shadow", _) => Some(Enforcement::Shadow),
         (_, Some(_)) => node.percentage().map(Enforcement::Percent),
-        _ => node.refuse(format!("{}; {FORM}", unknown("value", text, &["on", "shadow"]))),
+        _ => node.refuse(format!("{FORM}; {}", unknown("value", text, &["on", "shadow"]))),
     }
 }
 
