@@ -21,7 +21,7 @@ mod holder;
 pub use holder::{FORMAT, Found, LeaseHold, LeaseNews, LeaseSet};
 
 use crate::key::Digest;
-use crate::limit::outstanding::generation;
+use crate::limit::outstanding::{generation, over_period};
 use crate::limit::{Balance, TokenBucket};
 use crate::units::{Micros, divide_product};
 
@@ -77,8 +77,10 @@ pub struct LeaseRecord {
     pub granted: u64,
     /// How many units more it may earn until it has spent some.
     pub room: u64,
-    /// How many it earns in each period of the refill rate.
+    /// How many it earns in each `period`, which is the refill rate's as it was then.
     pub rate: u64,
+    /// In microseconds.
+    pub period: u64,
     /// How many units a second it would use.
     pub demand: u64,
     /// The generation in which these are counted.
@@ -123,7 +125,8 @@ impl TokenBucket {
             return if record.seq == call.seq { Settled::Again(record) } else { Settled::Late };
         }
         let now = generation(balance.at, LEASE_LIFE);
-        balance.lent.rate.release(record.generation, record.rate, now);
+        let rate = over_period(record.rate, record.period, self.rate().period());
+        balance.lent.rate.release(record.generation, rate, now);
         balance.lent.demand.release(record.generation, record.demand, now);
         let counted = balance.lent.units.release(record.generation, record.most(), now);
         // An answer that never arrived: what it granted has not been spent, and will not be.
@@ -156,7 +159,8 @@ impl TokenBucket {
         let (rate, room) = if call.wanted > 0 { self.grant_rate(balance, &record) } else { None }.unwrap_or((0, 0));
         balance.lent.units.take(room);
         balance.lent.rate.take(rate);
-        Some(LeaseRecord { room, rate, generation: generation(balance.at, LEASE_LIFE), ..record })
+        let period = self.rate().period();
+        Some(LeaseRecord { room, rate, period, generation: generation(balance.at, LEASE_LIFE), ..record })
     }
 
     /// How much of the refill rate a lessee gets, and how much room: where all together want more than there is, its share

@@ -217,8 +217,8 @@ fn step(buckets: &mut [Bucket], lost: &mut Option<u64>, case: u64, random: &mut 
         let Some((number, call)) = *call else { continue };
         if let Some(record) = kept.record {
             bucket.records.insert(number, record);
-            let LeaseRecord { seq, kept, granted, room, rate, demand, generation } = record;
-            let text = format!("r:{seq}:{kept}:{granted}:{room}:{rate}:{demand}:{generation}");
+            let LeaseRecord { seq, kept, granted, room, rate, period, demand, generation } = record;
+            let text = format!("r:{seq}:{kept}:{granted}:{room}:{rate}:{period}:{demand}:{generation}");
             bucket.stored.insert(bucket.record_key(number), (text, 4000));
         }
         let key = bucket.record_key(number);

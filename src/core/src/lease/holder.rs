@@ -6,7 +6,7 @@
 use super::{AHEAD, LEASE_LIFE, LEASE_USE, LeaseCall};
 use crate::key::Digest;
 use crate::limit::TokenBucket;
-use crate::limit::outstanding::{Outstanding, generation};
+use crate::limit::outstanding::{Outstanding, generation, over_period};
 use crate::slots::{HOLD_LIFE, Malformed};
 use crate::units::{Micros, divide_product};
 use crate::wire::LeaseAnswer;
@@ -445,6 +445,7 @@ impl Entry {
         self.most = answer.units.saturating_add(answer.room);
         let period = limit.rate().period();
         (self.capacity, self.refill) = (limit.capacity.count(), limit.rate().tokens());
+        let before = over_period(before, self.period, period);
         if self.period != period {
             (self.period, self.fraction) = (period, 0);
         }

@@ -117,6 +117,29 @@ fn what_is_given_back_is_there_again_and_what_was_spent_is_not() {
 }
 
 #[test]
+fn a_rate_that_was_lent_by_another_refill_is_released_as_it_was_counted() {
+    for (before, after) in [(40, 80), (40, 13), (7, 1000), (1000, 7)] {
+        let mut lender = Lender::new(limit(200, before));
+        assert!(lender.ask(200, None, NOW).0);
+        let ask = |number, seq| LeaseCall { demand: 3 * before.max(after), ..call(number, seq, 0, 0, 10) };
+        for (number, seq) in [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (4, 2)] {
+            lender.lend(ask(number, seq), NOW);
+        }
+        assert!(lender.records.values().filter(|record| record.rate > 0).count() > 1, "{before}: {:?}", lender.records);
+        lender.limit = limit(200, after);
+        for number in [1, 3] {
+            lender.lend(ask(number, 3), NOW.plus(Micros::from_millis(1)));
+            let Some(State::TokenBucket(balance)) = &lender.state else { panic!("{:?}", lender.state) };
+            // By the lender's period, as nobody who has a part of it may be forgotten, and no part of nobody's is kept.
+            let counted = balance.lent.rate.total();
+            let out = |record: &LeaseRecord| over_period(record.rate, record.period, balance.period);
+            let out: u64 = lender.records.values().map(out).sum();
+            assert!((out..=out + 8).contains(&counted), "{before} to {after}: {out} are out, {counted} are counted");
+        }
+    }
+}
+
+#[test]
 fn a_report_counts_once_in_whatever_order_calls_arrive() {
     let mut lender = Lender::new(limit(100, 1));
     assert_eq!(lender.lend(call(1, 1, 0, 0, 20), NOW), Some(20));

@@ -1,6 +1,6 @@
 //! Units that are out of a bucket and may come back to it.
 
-use crate::units::Micros;
+use crate::units::{Micros, divide_product};
 
 /// Units that are out and may come back: held for a request that is not decided yet, or lent to a proxy.
 ///
@@ -93,6 +93,12 @@ impl Lent {
         let Outstanding { current, previous } = self.rate;
         Self { rate: Outstanding { current: over(current), previous: over(previous) }, ..self }
     }
+}
+
+/// What one lessee has of a rate that was told by a period of `from`, by one of `to`: never more of it.
+#[must_use]
+pub(crate) fn over_period(rate: u64, from: u64, to: u64) -> u64 {
+    if from == to { rate } else { divide_product(rate, to, from.max(1)).0 }
 }
 
 /// Which generation a time is in, of those that are `life` long.

@@ -33,7 +33,7 @@
 --   f  "f:start:spent:window"                 also of c
 --   s  "s:start:current:previous:window"
 --   l  a list of "at:cost"
---   a lessee: "r:seq:kept:granted:room:rate:demand:generation", of its last call
+--   a lessee: "r:seq:kept:granted:room:rate:period:demand:generation", of its last call
 --   an id: "i:at", when its charges were made
 --   the marker: "m:at", since when state may be lost; 0: never
 -- No key means that nothing was spent; a key expires when it would say so. The marker alone does not expire.
@@ -371,9 +371,9 @@ function make_lender()
     if not text then
       return { key = key, seq = 0 }
     end
-    local seq, kept, granted, room, rate, demand, at =
-      string.match(text, '^r:(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+)$')
-    if not seq then
+    local seq, kept, granted, room, rate, period, demand, at =
+      string.match(text, '^r:(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+)$')
+    if not seq or tonumber(period) == 0 then
       return nil
     end
     return {
@@ -383,6 +383,7 @@ function make_lender()
       granted = tonumber(granted),
       room = tonumber(room),
       rate = tonumber(rate),
+      period = tonumber(period),
       demand = tonumber(demand),
       generation = tonumber(at),
     }
@@ -415,7 +416,8 @@ function make_lender()
     end
     local kept = 0
     if lease.seq > 0 then
-      release(state, lease, 'rate', lease.rate)
+      -- A rate of another period: never more of it than is counted for it.
+      release(state, lease, 'rate', (scale(lease.rate, limit.per, lease.period)))
       release(state, lease, 'demand', lease.demand)
       local counted = release(state, lease, 'lent', lease.kept + lease.granted + lease.room)
       local unheard, there = 0, counted
@@ -472,13 +474,13 @@ function make_lender()
       rate, room = share_rate(limit, state, call.demand, lease.kept + granted)
     end
     state.lent, state.rate = state.lent + room, state.rate + rate
-    lease.seq, lease.granted, lease.room, lease.rate, lease.demand = call.seq, granted, room, rate, call.demand
-    lease.generation = generation(state.at)
+    lease.seq, lease.granted, lease.room, lease.demand = call.seq, granted, room, call.demand
+    lease.rate, lease.period, lease.generation = rate, limit.per, generation(state.at)
   end
 
   function lender.store(lease)
-    local text = string.format('r:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f', lease.seq, lease.kept, lease.granted, lease.room,
-      lease.rate, lease.demand, lease.generation)
+    local text = string.format('r:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f', lease.seq, lease.kept, lease.granted,
+      lease.room, lease.rate, lease.period, lease.demand, lease.generation)
     redis.call('SET', lease.key, text, 'PX', 2 * LEASE_LIFE / 1000)
   end
 
