@@ -8,12 +8,15 @@ use proptest::sample::select;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use proptest::{collection, prop_oneof};
+use reqwest::Method;
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tollgate_tests::{Endpoint, EnvoyBuilder, FakeEndpoint, Link, NEVER, Redis, Upstream, burst, config, global};
+use tollgate_tests::{
+    Client, Endpoint, EnvoyBuilder, FakeEndpoint, Link, NEVER, Redis, Upstream, burst, config, global, send,
+};
 
 /// Sends bytes as they are, and gives the status of the reply.
 fn raw(address: SocketAddr, path: &[u8], headers: &[&[u8]]) -> u16 {
@@ -55,6 +58,25 @@ async fn bytes_that_are_not_text_harm_nobody() {
         assert!(matches!(status, 200 | 400 | 404 | 429), "{status}");
     }
     assert_eq!(three(b"k2"), [200, 200, 429], "the limiter still decides");
+    envoy.assert_sound();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whitespace_around_a_header_makes_no_second_caller_and_no_other_class() {
+    // HTTP/1.1 takes it off; over HTTP/2 Envoy hands it on, and the upstream takes it off.
+    let mut policy = config(&[global("per-key", 9, NEVER, json!("closed"))]);
+    policy["routes"] = json!([{"name": "dear", "headers": [{"name": "x-plan", "exact": "dear"}], "cost": 3}]);
+    let (mut envoy, _endpoint, upstream) = stack(policy).await;
+    let client = Client::http2(envoy.address);
+    let spellings = ["alice", "alice ", " alice", "\talice\t", "  alice   "];
+    let mut statuses = Vec::new();
+    for key in spellings {
+        let request =
+            client.request(Method::GET, "/").header("x-api-key", key).header("x-plan", key.replace("alice", "dear"));
+        statuses.push(send(request).await.status);
+    }
+    assert_eq!(statuses, [200, 200, 200, 429, 429]);
+    assert_eq!(upstream.requests(), 3);
     envoy.assert_sound();
 }
 

@@ -38,7 +38,7 @@ impl Facts for Once<'_> {
         if let Some((_, known)) = self.headers.borrow().iter().find(|(known, _)| known == name) {
             return known.clone();
         }
-        let header = self.facts.header(name);
+        let header = bare(self.facts.header(name));
         self.headers.borrow_mut().push((name.into(), header.clone()));
         header
     }
@@ -56,7 +56,7 @@ impl Facts for Once<'_> {
     }
 
     fn content_length(&self) -> Header {
-        self.facts.content_length()
+        bare(self.facts.content_length())
     }
 
     fn attribute(&self, attribute: &Attribute) -> Option<Vec<u8>> {
@@ -66,5 +66,14 @@ impl Facts for Once<'_> {
         let value = self.facts.attribute(attribute);
         self.attributes.borrow_mut().push((attribute.clone(), value.clone()));
         value
+    }
+}
+
+/// Without the whitespace around a value, which is no part of it (RFC 9110 §5.5). HTTP/1.1 takes it off; over HTTP/2 a
+/// proxy may hand it on, and what comes behind take it off.
+fn bare(header: Header) -> Header {
+    match header {
+        Header::One(value) if value != value.trim_ascii() => Header::One(value.trim_ascii().to_vec()),
+        header => header,
     }
 }

@@ -293,3 +293,15 @@ fn a_fact_is_asked_for_once_and_only_when_it_is_needed() {
     }
     assert_eq!(counting.0.into_inner(), ["method", "path", "x-a", "x-b", "attribute"]);
 }
+
+#[test]
+fn whitespace_around_a_header_is_no_part_of_its_value() {
+    for value in ["a b", " a b", "a b ", "\ta b\t", "  a b \t "] {
+        let request = Request::default().with("x-key", value).with("content-length", value);
+        let once = Once::new(&request);
+        assert_eq!(once.header("x-key"), Header::One(b"a b".to_vec()), "{value:?}");
+        assert_eq!(once.header("x-key"), once.content_length());
+    }
+    let request = Request::default().with("x-key", " \t");
+    assert_eq!(Source::Header("x-key".into()).find(&Once::new(&request)), Found::Absent);
+}
