@@ -9,36 +9,54 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NormalPath(Vec<Vec<u8>>);
 
-/// In which order slashes and dots go, and what `..;x` is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reading {
-    /// As RFC 3986 §5.2.4 and Envoy: an empty segment is one that `..` removes, and `..;x` is a name like others.
-    Rfc,
-    /// As servers that merge slashes first, or cut parameters first: `//..` removes a named segment, and so does `..;x`.
-    Lenient,
+/// What servers do not agree on, each in its own way.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Dialect {
+    /// Slashes are merged before dots are removed, so `//..` removes a named segment. By RFC 3986 §5.2.4, and in Envoy, it
+    /// removes the empty one.
+    merges_slashes: bool,
+    /// Parameters are cut before dots are removed, so `..;x` removes a segment. By RFC 3986 it is a name like others.
+    cuts_parameters: bool,
+}
+
+impl Dialect {
+    /// All of them; that of RFC 3986 comes first.
+    const ALL: [Self; 4] = [
+        Self { merges_slashes: false, cuts_parameters: false },
+        Self { merges_slashes: true, cuts_parameters: true },
+        Self { merges_slashes: true, cuts_parameters: false },
+        Self { merges_slashes: false, cuts_parameters: true },
+    ];
 }
 
 impl NormalPath {
     /// Any bytes have a plain form: that of RFC 3986.
     #[must_use]
     pub fn new(raw: &[u8]) -> Self {
-        Self::read(raw, Reading::Rfc)
+        Self::read(raw, Dialect::default())
     }
 
-    /// The plain form, and that of servers which read dots differently, where it is another one.
+    /// How many readings a path can have.
+    pub const MAX_READINGS: usize = Dialect::ALL.len();
+
+    /// The plain form, and then those of servers which read dots differently, where they are others.
     #[must_use]
-    pub fn readings(raw: &[u8]) -> (Self, Option<Self>) {
-        let rfc = Self::read(raw, Reading::Rfc);
+    pub fn readings(raw: &[u8]) -> Vec<Self> {
+        let mut readings = vec![Self::new(raw)];
         // Only dot segments are read differently, and few paths have anything that could be one.
         let mut segments = raw.split(|byte| matches!(byte, b'/' | b'\\'));
-        if !segments.any(|segment| matches!(segment, [b'.' | b'%', ..])) {
-            return (rfc, None);
+        if segments.any(|segment| matches!(segment, [b'.' | b'%', ..])) {
+            for dialect in Dialect::ALL {
+                let reading = Self::read(raw, dialect);
+                if !readings.contains(&reading) {
+                    readings.push(reading);
+                }
+            }
         }
-        let lenient = Self::read(raw, Reading::Lenient);
-        if rfc == lenient { (rfc, None) } else { (rfc, Some(lenient)) }
+        readings
     }
 
-    fn read(raw: &[u8], reading: Reading) -> Self {
+    fn read(raw: &[u8], dialect: Dialect) -> Self {
         let path = raw.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
         let path = path.strip_prefix(b"/").or_else(|| path.strip_prefix(b"\\")).unwrap_or(path);
         let mut segments: Vec<Vec<u8>> = Vec::new();
@@ -47,8 +65,8 @@ impl NormalPath {
             let segment = decode(name);
             let has_parameters = name.len() < raw.len();
             match segment.as_slice() {
-                b"" if reading == Reading::Lenient => {}
-                b"." | b".." if has_parameters && reading == Reading::Rfc => {
+                b"" if dialect.merges_slashes => {}
+                b"." | b".." if has_parameters && !dialect.cuts_parameters => {
                     // A name, and written so that it stays one.
                     segments.push([segment.as_slice(), b";"].concat());
                 }
@@ -292,19 +310,24 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_servers_read_in_two_ways_has_both_readings() {
-        for (path, rfc, lenient) in [
-            ("/static//../v1/reports/7", "/static/v1/reports/7", "/v1/reports/7"),
-            ("/v1/reports//..//..//../healthz", "/v1/reports/healthz", "/healthz"),
-            ("/static/..;/v1/reports/7", "/static/..;/v1/reports/7", "/v1/reports/7"),
-            ("/v1/reports/..;x=1/..;/../healthz", "/v1/reports/..;/healthz", "/healthz"),
+    fn a_path_that_servers_read_in_several_ways_has_all_readings() {
+        for (path, readings) in [
+            ("/static//../v1/reports/7", &["/static/v1/reports/7", "/v1/reports/7"][..]),
+            ("/v1/reports//..//..//../healthz", &["/v1/reports/healthz", "/healthz"]),
+            ("/static/..;/v1/reports/7", &["/static/..;/v1/reports/7", "/v1/reports/7"]),
+            ("/v1/reports/..;x=1/..;/../healthz", &["/v1/reports/..;/healthz", "/healthz"]),
+            // Slashes and parameters are two questions.
+            ("/health/x//../../paid/..;/../health", &["/health/paid/health", "/health", "/paid/health"]),
+            ("/a//../..;/b", &["/a/..;/b", "/b", "/..;/b"]),
+            ("/a/b", &["/a/b"]),
+            ("//a//b/", &["/a/b"]),
+            ("/a/../b", &["/b"]),
+            ("/a;x/b", &["/a/b"]),
+            ("/a/%2e%2e/b", &["/b"]),
         ] {
-            let readings =
-                (NormalPath::new(rfc.as_bytes()), Some(NormalPath::read(lenient.as_bytes(), Reading::Lenient)));
-            assert_eq!(NormalPath::readings(path.as_bytes()), readings, "{path}");
-        }
-        for path in ["/a/b", "//a//b/", "/a/../b", "/a;x/b", "/a/%2e%2e/b"] {
-            assert_eq!(NormalPath::readings(path.as_bytes()).1, None, "{path}");
+            let written = |path: &NormalPath| String::from_utf8([&b"/"[..], &path.0.join(&b'/')].concat()).unwrap();
+            let found: Vec<String> = NormalPath::readings(path.as_bytes()).iter().map(written).collect();
+            assert_eq!(found, readings, "{path}");
         }
     }
 
@@ -400,9 +423,11 @@ mod tests {
             fn no_other_reading_is_overlooked(
                 raw in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(&b"/.;%2eE\\?#a"[..])], 0..30),
             ) {
-                let (rfc, lenient) = (NormalPath::read(&raw, Reading::Rfc), NormalPath::read(&raw, Reading::Lenient));
-                let other = (rfc != lenient).then_some(lenient);
-                prop_assert_eq!(NormalPath::readings(&raw), (rfc, other));
+                let readings = NormalPath::readings(&raw);
+                prop_assert_eq!(&readings[0], &NormalPath::new(&raw));
+                for dialect in Dialect::ALL {
+                    prop_assert!(readings.contains(&NormalPath::read(&raw, dialect)));
+                }
             }
         }
     }

@@ -215,9 +215,8 @@ fn classify<'a>(set: &'a PolicySet, facts: &dyn Facts) -> Vec<Classified<'a>> {
         let (route, class) = found.map_or((Route::Other, None), |(index, class)| (Route::Listed(index), Some(class)));
         Classified { route, class, cost: OnceCell::new() }
     };
-    let [plain, others @ ..] = Reading::ALL;
-    let mut classes: Vec<Classified<'_>> = vec![class_of(plain)];
-    for reading in others.into_iter().filter(|reading| request.can_be_read(*reading)) {
+    let mut classes: Vec<Classified<'_>> = vec![class_of(Reading::PLAIN)];
+    for reading in Reading::all().skip(1).filter(|reading| request.can_be_read(*reading)) {
         let class = class_of(reading);
         if classes.iter().all(|known| known.route != class.route) {
             classes.push(class);
@@ -227,7 +226,7 @@ fn classify<'a>(set: &'a PolicySet, facts: &dyn Facts) -> Vec<Classified<'a>> {
         if !classes.iter().all(Classified::is_exempt) {
             classes.retain(|class| !class.is_exempt());
         }
-        // There are three at the most, and a sort of the library is 3 KB.
+        // There are few, and a sort of the library is 3 KB.
         let most = |class: &Classified<'_>| class.class.map_or(Tokens::ONE, |class| class.cost.most());
         let mut sorted: Vec<Classified<'_>> = Vec::with_capacity(classes.len());
         for class in classes {

@@ -116,8 +116,8 @@ pub(super) struct Subject<'a> {
     facts: &'a dyn Facts,
     method: OnceCell<Vec<u8>>,
     host: OnceCell<Vec<u8>>,
-    /// The plain path, and that of servers which read it differently, where it is another one.
-    paths: OnceCell<(NormalPath, Option<NormalPath>)>,
+    /// The plain path, and then those of servers which read it differently, where they are others.
+    paths: OnceCell<Vec<NormalPath>>,
     /// Whether a header was looked at that was sent several times.
     repeated: Cell<bool>,
 }
@@ -125,20 +125,21 @@ pub(super) struct Subject<'a> {
 /// One way to take a request that can be taken in several.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reading {
-    /// Whether dots are read as some servers do.
-    lenient_path: bool,
+    /// Which of the path's readings it is.
+    path: usize,
     /// Whether a header that was sent several times has the value that is looked for.
     repeated_header: bool,
 }
 
 impl Reading {
-    /// All of them; the first is the plain one.
-    pub(super) const ALL: [Self; 4] = [
-        Self { lenient_path: false, repeated_header: false },
-        Self { lenient_path: false, repeated_header: true },
-        Self { lenient_path: true, repeated_header: false },
-        Self { lenient_path: true, repeated_header: true },
-    ];
+    /// The one that is always there.
+    pub(super) const PLAIN: Self = Self { path: 0, repeated_header: false };
+
+    /// All that there can be; the first is the plain one.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        (0..NormalPath::MAX_READINGS)
+            .flat_map(|path| [false, true].map(|repeated_header| Self { path, repeated_header }))
+    }
 }
 
 impl<'a> Subject<'a> {
@@ -154,13 +155,12 @@ impl<'a> Subject<'a> {
 
     /// Whether another reading than the plain one can lead elsewhere, by what has been looked at so far.
     pub(super) fn can_be_read(&self, reading: Reading) -> bool {
-        (!reading.lenient_path || matches!(self.paths.get(), Some((_, Some(_)))))
-            && (!reading.repeated_header || self.repeated.get())
+        let paths = self.paths.get().map_or(1, Vec::len);
+        reading.path < paths && (!reading.repeated_header || self.repeated.get())
     }
 
-    fn path(&self, reading: Reading) -> &NormalPath {
-        let (plain, lenient) = self.paths.get_or_init(|| NormalPath::readings(&self.facts.path()));
-        lenient.as_ref().filter(|_| reading.lenient_path).unwrap_or(plain)
+    fn path(&self, reading: Reading) -> Option<&NormalPath> {
+        self.paths.get_or_init(|| NormalPath::readings(&self.facts.path())).get(reading.path)
     }
 
     fn host(&self) -> &[u8] {
@@ -180,7 +180,7 @@ impl RouteClass {
         let named = |name: &String| request.facts.attribute(&Attribute::RouteName).as_deref() == Some(name.as_bytes());
         self.methods.as_ref().is_none_or(|methods| methods.iter().any(is))
             && self.host.as_ref().is_none_or(|host| host.matches(request.host()))
-            && self.path.as_ref().is_none_or(|path| path.matches(request.path(reading)))
+            && self.path.as_ref().is_none_or(|path| request.path(reading).is_some_and(|given| path.matches(given)))
             && self.headers.iter().all(|header| header.matches(request, reading))
             && self.envoy_route.as_ref().is_none_or(named)
     }
