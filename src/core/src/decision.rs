@@ -312,7 +312,8 @@ impl Decision {
                     Some(LocalCharge::new(charge, policy, limit, sharing, charge_always))
                 }
                 Scope::Global { mode: Mode::Leased(sharing), .. } if refusal.is_none() => {
-                    Some(LocalCharge::lease(charge, policy, limit, sharing, lessee))
+                    let waits = set.endpoint.as_ref().map_or(Micros::ZERO, |endpoint| endpoint.timeout);
+                    Some(LocalCharge::lease(charge, policy, limit, sharing, lessee, waits))
                 }
                 _ => None,
             }
@@ -688,7 +689,7 @@ fn lease_of(charge: &Charge, set: &PolicySet) -> Option<LocalCharge> {
     let policy = set.policy(charge.policy)?;
     match (policy.scope.clone(), charge.limit) {
         (Scope::Global { mode: Mode::Leased(sharing), .. }, Limit::TokenBucket(limit)) => {
-            Some(LocalCharge::lease(charge, policy, limit, sharing, Digest::default()))
+            Some(LocalCharge::lease(charge, policy, limit, sharing, Digest::default(), Micros::ZERO))
         }
         _ => None,
     }

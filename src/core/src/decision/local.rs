@@ -74,6 +74,8 @@ pub(super) struct LocalCharge {
     noted: bool,
     /// Of a lease: it is here to be given back, if nobody uses it.
     returning: bool,
+    /// Of a lease: how long the request waits at most, once it has taken from it and asks for something else.
+    waits: Micros,
     /// Of a lease: what the endpoint has said, to be noted.
     news: Option<LeaseNews>,
 }
@@ -122,6 +124,7 @@ impl LocalCharge {
             lessee: Digest::default(),
             noted: false,
             returning: false,
+            waits: Micros::ZERO,
             news: None,
         }
     }
@@ -133,9 +136,10 @@ impl LocalCharge {
         limit: TokenBucket,
         sharing: Sharing,
         lessee: Digest,
+        waits: Micros,
     ) -> Self {
         let bucket = Self::new(charge, policy, limit, sharing, false);
-        Self { set: SetId { table: Table::Leases, ..bucket.set }, lessee, ..bucket }
+        Self { set: SetId { table: Table::Leases, ..bucket.set }, lessee, waits, ..bucket }
     }
 
     /// A lease that is to be renewed by a call that is made already.
@@ -655,6 +659,10 @@ impl LocalRound {
             return Some(set.give_back(key, &limit, now).map_or(State::Told, |call| State::Asked(Some(call))));
         }
         match set.find(key, cost, now) {
+            // Units that are spent when the lender counts them no more would be there a second time.
+            Found::There { .. } if self.tentative && !set.lasts(key, now.plus(charge.waits)) => {
+                Some(State::Asked(set.miss(key, cost, charge.noted, charge.lessee, now)))
+            }
             Found::There { left } => {
                 charge.left = left;
                 let (hold, renewal) = set.take(key, cost, !last, now);

@@ -8,7 +8,7 @@ use crate::key::Digest;
 use crate::limit::TokenBucket;
 use crate::limit::outstanding::{Outstanding, generation, over_period};
 use crate::slots::{HOLD_LIFE, Malformed};
-use crate::units::{Micros, divide_product};
+use crate::units::{MAX_TOKENS, Micros, divide_product};
 use crate::wire::LeaseAnswer;
 
 /// Keys in a set.
@@ -166,9 +166,17 @@ impl LeaseSet {
             return Found::Denied { wait, left: there.saturating_add(entry.left) };
         }
         if entry.denied_until > now && cost >= entry.denied_cost {
-            return Found::Denied { wait: entry.back_at.since(now), left: there.saturating_add(entry.left) };
+            // Until then it would be denied here again.
+            let back_at = entry.back_at.max(entry.denied_until);
+            return Found::Denied { wait: back_at.since(now), left: there.saturating_add(entry.left) };
         }
         Found::Missing
+    }
+
+    /// Whether a key's lease is alive until then, if nothing is heard of it.
+    #[must_use]
+    pub fn lasts(&self, key: Digest, until: Micros) -> bool {
+        self.entries.iter().any(|entry| entry.key == key && entry.dead_at >= until)
     }
 
     /// Takes what [`find`](Self::find) found to be there: for good, or to be settled. Gives the call that renews the
@@ -424,7 +432,8 @@ impl Entry {
     /// How much of something there will be in some time, of which there was so much since it was last told.
     fn over(&self, count: u64, time: Micros, now: Micros) -> u64 {
         let span = now.since(self.since).count().max(SHORTEST);
-        count.saturating_mul(time.count()).checked_div(span).unwrap_or(0)
+        // Costs that were denied count as well: there is no bound to what is wanted but the one of what can be asked for.
+        count.saturating_mul(time.count()).checked_div(span).unwrap_or(0).min(MAX_TOKENS)
     }
 
     fn answered(&mut self, call: &LeaseCall, answer: Option<LeaseAnswer>, limit: &TokenBucket, now: Micros) {

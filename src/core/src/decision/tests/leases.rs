@@ -4,6 +4,7 @@ use super::*;
 use crate::admit::{self, Stored};
 use crate::lease::{LEASE_USE, LeaseRecord};
 use crate::limit::{Algorithm, State};
+use crate::wire::AdmitRequest;
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -373,4 +374,74 @@ fn a_key_without_room_in_the_table_is_decided_exactly() {
         without += usize::from(world.asked.iter().all(|request| request.charges[0].lease.is_none()));
     }
     assert!(without > 0 && without < 20_000, "{without}");
+}
+
+#[test]
+fn who_may_wait_for_longer_than_a_lease_is_counted_takes_nothing_of_it() {
+    let exact = r#"{"name":"all","scope":"global","mode":"exact","key":[],"on_failure":"open",
+        "limit":{"token_bucket":{"capacity":1000000,"refill":"1/s"}}}"#;
+    for (timeout, is_asked) in
+        [("50ms", [false, false, true]), ("1s", [false, true, false]), ("5s", [true, true, true])]
+    {
+        let set = read(&format!(
+            r#"{{"hash_key":{{"env":"TOLLGATE_HASH_KEY"}},"endpoint":{{"cluster":"tollgate","timeout":"{timeout}"}},
+                "identities":{{"user":{{"sources":[{{"header":"x-user"}}]}}}},"policies":[{},{exact}]}}"#,
+            leased("p", 10_000, "1/s", "")
+        ));
+        let mut world = World::new();
+        world.warm("a", &set);
+        for (millis, is_asked) in [100, 900, 790].into_iter().zip(is_asked) {
+            world.pass(millis);
+            // Nothing is heard of renewals.
+            assert!(admitted(&world.ask("a", &set)));
+            let charges = &world.asked.last().unwrap().charges;
+            assert_eq!(charges.iter().any(|charge| charge.policy == "p"), is_asked, "{timeout} after {millis} ms more");
+        }
+    }
+    // With nothing else to ask for it does not wait.
+    let set = set(&[leased("p", 10_000, "1/s", "")]);
+    let mut world = World::new();
+    world.warm("a", &set);
+    world.pass(1_790);
+    assert!(admitted(&world.ask("a", &set)) && world.asked.is_empty());
+}
+
+#[test]
+fn a_denial_that_is_kept_says_for_how_long() {
+    let set = set(&[leased("p", 20, "10/s", "")]);
+    let mut world = World::new();
+    for _ in 0..60 {
+        let before = world.asked.len();
+        if let Step::Done(Outcome::Reject(Rejection::Denied { wait, .. })) = world.ask("a", &set) {
+            let is_kept = world.asked.len() == before;
+            assert!(!is_kept || wait.is_some_and(|wait| wait > Micros::ZERO), "{wait:?}");
+        }
+        world.pass(10);
+    }
+}
+
+#[test]
+fn a_lease_that_is_asked_for_can_be_asked_for() {
+    const MOST: u64 = crate::units::MAX_TOKENS;
+    let set = read(&format!(
+        r#"{{"hash_key":{{"env":"TOLLGATE_HASH_KEY"}},"endpoint":{{"cluster":"tollgate"}},
+            "identities":{{"user":{{"sources":[{{"header":"x-user"}}]}}}},
+            "routes":[{{"name":"rows","path":"/**","cost":{{"from":{{"header":"x-rows"}},"max":{MOST}}}}}],"policies":[{}]}}"#,
+        leased("p", MOST, "1000000/s", "")
+    ));
+    let mut world = World::new();
+    for _ in 0..20 {
+        let plan = set.plan(&get("a").with("x-rows", "999999999999"));
+        world.finish(&mut Decision::new(plan, &set, LESSEE), &set);
+        world.renew(&set);
+        world.pass(1);
+    }
+    assert!(world.asked.iter().flat_map(|request| &request.charges).any(|charge| charge.lease.is_some()));
+    for request in world.asked {
+        let batch = AdmitRequest { decisions: vec![request] };
+        assert_eq!(
+            serde_json::from_slice::<AdmitRequest>(&batch.to_body()).map_err(|error| error.to_string()),
+            Ok(batch)
+        );
+    }
 }
