@@ -1,9 +1,10 @@
 //! Leases over every store, through the endpoint.
 
-use super::{Store, charge, is_admitted};
+use super::{Servers, Store, charge, is_admitted};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tollgate_core::wire::{DecisionAnswer, LeaseAnswer};
+use tollgate_tests::Redis;
 
 /// What one charge says: whole units left, and the lease.
 fn said(answer: &DecisionAnswer) -> Vec<(u64, Option<LeaseAnswer>)> {
@@ -87,6 +88,28 @@ pub async fn a_rate_is_a_share_of_the_refill(store: Store) {
     // By their demands 3.3; a part stays for newcomers.
     assert!((3.2..4.0).contains(&parts), "{parts}: {other:?}, {one:?}");
     assert!(!is_admitted(&store.one(&[charge(5, 60, 100, 100)]).await), "nor is there more by waiting a little");
+}
+
+/// Nor does an endpoint that has just started take what was lost for new, while one is there that knows better.
+#[tokio::test]
+async fn a_bucket_that_was_lost_begins_empty_for_newcomers_too() {
+    let mut learns = charge(1, 1, 100, 20);
+    learns["lost_state"] = json!("learn");
+    let (store, other) = Store::redis().await.restarted().await;
+    let marker: String = store.server().run("GET tollgate-marker").await;
+    assert_ne!(marker, "m:0");
+    assert!(!is_admitted(&other.one(&[learns]).await), "{marker}");
+}
+
+/// A server that nobody knows is a new one.
+#[tokio::test]
+async fn a_new_server_has_lost_nothing() {
+    let redis = Redis::start_with(&[]).await;
+    let store = Store::over(&redis.url(), Servers::None).await;
+    assert_eq!(redis.run::<String>("GET tollgate-marker").await, "m:0");
+    let mut learns = charge(1, 1, 100, 20);
+    learns["lost_state"] = json!("learn");
+    assert!(is_admitted(&store.one(&[learns]).await));
 }
 
 /// A flush is no gift: what learns begins empty, and refills.

@@ -64,6 +64,14 @@ impl Store {
     }
 
     /// The one server.
+    /// Its server, with nothing in it any more, and another endpoint that starts at the same time.
+    async fn restarted(mut self) -> (Self, Self) {
+        let Servers::One(redis) = &mut self.servers else { panic!("not over one server") };
+        redis.restart().await;
+        let other = Self::over(&redis.url(), Servers::None).await;
+        (self, other)
+    }
+
     fn server(&self) -> &Redis {
         match &self.servers {
             Servers::One(redis) => redis,

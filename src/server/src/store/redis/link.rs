@@ -17,6 +17,10 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long a process that has just started leaves it to others to say that state was lost: for as long as they may need
+/// to be connected again.
+const TO_OTHERS: Duration = Duration::from_millis(1_500);
+
 /// The connection that is kept by a task of its own.
 pub struct Link {
     state: watch::Receiver<State>,
@@ -118,7 +122,8 @@ impl Keeper {
                 Err(_) => Err(Fault::new(FaultKind::Timeout, format!("no answer within {ATTEMPT:?}"))),
             };
             match attempt {
-                Ok(connection) => {
+                Ok(mut connection) => {
+                    let _ = self.mark(&mut connection).await;
                     if told {
                         info!(address = self.address, "the store is connected again");
                     }
@@ -161,13 +166,29 @@ impl Keeper {
             });
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         redis::cmd("PING").query_async::<()>(&mut connection).await?;
-        if !self.is_marked {
-            // Only at first, when a server without it is a new one: later, state has been lost where it is gone. A server
-            // that cannot write now cannot decide either.
-            let mut mark = redis::cmd("SET");
-            mark.arg(MARKER).arg(NEVER_LOST).arg("NX");
-            self.is_marked = mark.query_async::<redis::Value>(&mut connection).await.is_ok();
-        }
         Ok(connection)
+    }
+
+    /// Sees to it that the marker is there. A server that cannot do this now cannot decide either.
+    async fn mark(&mut self, connection: &mut MultiplexedConnection) -> redis::RedisResult<()> {
+        let mut mark = redis::cmd("SET");
+        if self.is_marked {
+            // It was there: where it is gone, state has been lost.
+            let (secs, micros): (u64, u64) = redis::cmd("TIME").query_async(connection).await?;
+            mark.arg(MARKER).arg(format!("m:{secs}{micros:06}")).arg("NX");
+            return mark.query_async(connection).await;
+        }
+        let end = Instant::now() + TO_OTHERS;
+        while redis::cmd("GET").arg(MARKER).query_async::<redis::Value>(connection).await? == redis::Value::Nil {
+            if Instant::now() >= end {
+                // Nobody knows of a loss: the server is a new one.
+                mark.arg(MARKER).arg(NEVER_LOST).arg("NX");
+                mark.query_async::<()>(connection).await?;
+                break;
+            }
+            sleep(TO_OTHERS / 50).await;
+        }
+        self.is_marked = true;
+        Ok(())
     }
 }
