@@ -24,6 +24,24 @@ struct Quota {
     window: Option<u64>,
 }
 
+/// Whether a shared cache may keep a response and give it to others, by the lines of its `cache-control` and whether it has
+/// `expires` (RFC 9111 §3, §3.5). Who asked is not looked at: an API's key is no `authorization` to a cache.
+#[must_use]
+pub fn may_be_shared(cache_control: &[&[u8]], expires: bool) -> bool {
+    let lines = cache_control.join(&b',').to_ascii_lowercase();
+    let directives = || lines.split(|byte| *byte == b',').map(|directive| directive.trim_ascii());
+    if directives().any(|directive| matches!(directive, b"private" | b"no-store" | b"no-cache")) {
+        return false;
+    }
+    let is_fresh = |directive: &[u8]| {
+        let age = directive.strip_prefix(b"max-age=");
+        matches!(directive, b"public" | b"must-revalidate")
+            || directive.starts_with(b"s-maxage=")
+            || age.is_some_and(|age| age != b"0")
+    };
+    directives().any(is_fresh) || (expires && !directives().any(|directive| directive.starts_with(b"max-age=")))
+}
+
 /// The fields of a response to an admitted request. `clock` gives the seconds since 1970.
 #[must_use]
 pub fn of_admitted(standings: &[Standing], set: &PolicySet, clock: impl FnOnce() -> u64) -> Vec<Header> {
@@ -71,21 +89,26 @@ fn fields(all: &[Standing], shown: &[Standing], set: &PolicySet, clock: impl FnO
     if let (Some(legacy), Some(standing)) = (legacy, tightest) {
         let quota = Quota::of(&standing.limit);
         let (left, seconds) = standing.left_and_seconds();
-        let seconds = seconds.or(quota.window).unwrap_or(1);
+        // When a month of the calendar ends is the endpoint's to say, which it does with a denial.
+        let seconds = seconds.or(quota.window);
         let mut limit = quota.units.to_string();
         let reset = match legacy {
             LegacyReset::Seconds => {
                 for standing in all {
                     let Quota { units, window } = Quota::of(&standing.limit);
-                    let _ = write!(limit, ", {units};w={};name=\"{}\"", window.unwrap_or(1), name(standing));
+                    let _ = write!(limit, ", {units}");
+                    if let Some(window) = window {
+                        let _ = write!(limit, ";w={window}");
+                    }
+                    let _ = write!(limit, ";name=\"{}\"", name(standing));
                 }
                 seconds
             }
-            LegacyReset::Epoch => clock().saturating_add(seconds),
+            LegacyReset::Epoch => seconds.map(|seconds| clock().saturating_add(seconds)),
         };
         headers.push(("x-ratelimit-limit", limit));
         headers.push(("x-ratelimit-remaining", left.to_string()));
-        headers.push(("x-ratelimit-reset", reset.to_string()));
+        headers.extend(reset.map(|reset| ("x-ratelimit-reset", reset.to_string())));
     }
     headers
 }
@@ -120,7 +143,7 @@ impl Standing {
         };
         match self.verdict {
             Verdict::Wait(wait) => (0, Some(wait.as_secs_ceil().max(1))),
-            Verdict::Admit | Verdict::Never => (self.left, seconds),
+            Verdict::Admit | Verdict::Never => (self.left.min(MAX_INTEGER as u64), seconds),
         }
     }
 }
@@ -181,6 +204,7 @@ fn whole(number: u128) -> u64 {
 mod tests {
     #![allow(clippy::arithmetic_side_effects)]
     use super::*;
+    use crate::limit::{CalendarUnit, CalendarWindow, ZoneName};
     #[cfg(target_arch = "wasm32")]
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -256,6 +280,50 @@ mod tests {
         assert_eq!(
             shown(&of_admitted(&standings, &epoch, || 1_700_000_000)),
             ["x-ratelimit-limit: 20", "x-ratelimit-remaining: 12", "x-ratelimit-reset: 1700000003"]
+        );
+    }
+
+    #[test]
+    fn a_month_of_the_calendar_has_no_length_and_what_is_left_no_more_digits_than_a_field_can_have() {
+        let month = Limit::FixedWindow(FixedWindow {
+            capacity: Tokens::new(9).unwrap(),
+            window: Window::Calendar(CalendarWindow::new(CalendarUnit::Month, ZoneName::default())),
+        });
+        let set = set(r#"{"legacy_headers":"seconds"}"#);
+        let standing = Standing { policy: 0, limit: month, left: u64::MAX, verdict: Verdict::Admit };
+        assert_eq!(
+            shown(&of_admitted(&[standing], &set, || 0)),
+            [
+                r#"ratelimit-policy: "tenant";q=9"#,
+                r#"ratelimit: "tenant";r=999999999999999"#,
+                r#"x-ratelimit-limit: 9, 9;name="tenant""#,
+                "x-ratelimit-remaining: 999999999999999",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_a_shared_cache_may_keep_is_known() {
+        for shared in [
+            "public",
+            "Public, max-age=0",
+            "max-age=60",
+            "s-maxage=1",
+            "MAX-AGE=1, must-revalidate",
+            "a, max-age=9",
+            r#"private="x-a", max-age=9"#,
+        ] {
+            assert!(may_be_shared(&[shared.as_bytes()], false), "{shared}");
+        }
+        for own in
+            ["", "private", "private, max-age=60", "no-store", "no-cache", "max-age=0", "no-transform", "publicity"]
+        {
+            assert!(!may_be_shared(&[own.as_bytes()], false), "{own}");
+        }
+        assert!(may_be_shared(&[b"max-age=9", b"public"], false));
+        assert!(may_be_shared(&[], true) && may_be_shared(&[b"no-transform"], true));
+        assert!(
+            !may_be_shared(&[], false) && !may_be_shared(&[b"max-age=0"], true) && !may_be_shared(&[b"private"], true)
         );
     }
 

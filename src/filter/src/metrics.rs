@@ -170,10 +170,14 @@ impl Metrics {
     }
 
     pub(crate) fn breaker(&self, is_open: bool) {
-        self.breaker_open.set(is_open.into());
+        self.breaker_is(is_open);
         if is_open {
             self.breaker_opened.increment();
         }
+    }
+
+    pub(crate) fn breaker_is(&self, open: bool) {
+        self.breaker_open.set(open.into());
     }
 
     pub(crate) fn contention(&self, contention: Contention) {

@@ -77,7 +77,10 @@ const FIRST_BEHIND: u64 = 1 << 32;
 const LEASE_LOOK: Micros = Micros::from_millis(250);
 
 /// So many of them each time, the next ones the next time.
-const MAX_LOOKED_AT: usize = 256;
+const MAX_LOOKED_AT: usize = 1024;
+
+/// Of so many keys a worker remembers that they may have a lease: all are looked at before a lease that is idle ends.
+const MAX_LEASES: usize = 2 * MAX_LOOKED_AT;
 
 pub(crate) struct Worker {
     root: u32,
@@ -143,9 +146,16 @@ impl Worker {
         } else {
             Duration::ZERO
         };
+        let metrics = Metrics::new(&set);
+        // By the configuration before there may have been another breaker, or one.
+        let breaker = endpoint.as_ref().filter(|endpoint| endpoint.breaker.is_some());
+        metrics.breaker_is(
+            breaker
+                .is_some_and(|endpoint| tables::breaker(&tables::breaker_name(&endpoint.cluster, false)).0.is_open()),
+        );
         Some(Self {
             root,
-            metrics: Metrics::new(&set),
+            metrics,
             endpoint,
             queue,
             woken: Cell::new(false),
@@ -289,7 +299,7 @@ impl Worker {
         // An upstream that limits by itself knows what it says. What a shared cache keeps would be told to others
         // (RFC 9111 §3.5).
         let is_left_alone = sent.first(":status") == Some(b"429")
-            || sent.lines("cache-control").into_iter().any(is_shared)
+            || fields::may_be_shared(&sent.lines("cache-control"), sent.first("expires").is_some())
             || (!self.set.responses.replace_upstream && headers.iter().any(|(name, _)| sent.first(name).is_some()));
         !is_left_alone
     }
@@ -340,15 +350,19 @@ impl Worker {
         self.look_at.set(now.plus(LEASE_LOOK));
         let first = self.looked_at.get();
         let due: Vec<Charge> = self.leases.borrow().iter().skip(first).take(MAX_LOOKED_AT).cloned().collect();
-        self.looked_at.set(if due.is_empty() { 0 } else { first.saturating_add(due.len()) });
-        for charge in due {
-            let Some(mut decision) = Decision::give_back(&charge, &self.set) else { continue };
+        let mut gone: Vec<Digest> = Vec::new();
+        for charge in &due {
+            let Some(mut decision) = Decision::give_back(charge, &self.set) else { continue };
             if self.advance(&mut decision, now).is_none() {
                 self.join_behind(Pending { decision, whose: Whose::Lease }, now);
             } else if !decision.is_lent(now) {
-                self.leases.borrow_mut().retain(|known| known.key != charge.key);
+                gone.push(charge.key);
             }
         }
+        // They are in order, as the list is.
+        self.leases.borrow_mut().retain(|known| gone.binary_search(&known.key).is_err());
+        let next = first.saturating_add(due.len()).saturating_sub(gone.len());
+        self.looked_at.set(if due.is_empty() { 0 } else { next });
     }
 
     fn count_shadow(&self, policy: usize, outcome: &Outcome) {
@@ -561,7 +575,9 @@ impl Worker {
                 match leases.binary_search_by_key(&charge.key, |known| known.key) {
                     // Perhaps under another plan, by whose limit it is given back.
                     Ok(place) => leases.get_mut(place).into_iter().for_each(|known| known.clone_from(charge)),
-                    Err(place) => leases.insert(place, charge.clone()),
+                    Err(place) if leases.len() < MAX_LEASES => leases.insert(place, charge.clone()),
+                    // It goes back with the next call about it, or ends.
+                    Err(_) => {}
                 }
             }
             AdmitRequest { decisions: asked.iter().map(|decision| decision.request(&self.set)).collect() }
@@ -717,13 +733,6 @@ fn summary(outcome: &Outcome, standings: &[Standing], set: &PolicySet) -> String
         }
     }
     text
-}
-
-/// Whether `cache-control` lets a shared cache keep a response whoever asked for it.
-fn is_shared(value: &[u8]) -> bool {
-    let value = value.to_ascii_lowercase();
-    let mut directives = value.split(|byte| *byte == b',').map(|directive| directive.trim_ascii());
-    directives.any(|directive| directive == b"public" || directive.starts_with(b"s-maxage="))
 }
 
 /// Reads the ended call's answer, which must have one result for each of the `asked` decisions.

@@ -71,15 +71,21 @@ pub struct Source {
     pub text: String,
 }
 
+/// No configuration is longer; a device has no end.
+const MAX_SOURCE: u64 = 64 << 20;
+
 impl Source {
     /// Reads a file, or standard input for `-`.
     pub fn read(name: &str) -> Result<Self, String> {
         let mut bytes = Vec::new();
         let read = match name {
-            "-" => std::io::stdin().lock().read_to_end(&mut bytes).map(drop),
-            _ => std::fs::read(name).map(|read| bytes = read),
+            "-" => std::io::stdin().lock().take(MAX_SOURCE + 1).read_to_end(&mut bytes),
+            _ => std::fs::File::open(name).and_then(|file| file.take(MAX_SOURCE + 1).read_to_end(&mut bytes)),
         };
-        read.map_err(|error| format!("{name}: cannot be read: {error}"))?;
+        let read = read.map_err(|error| format!("{name}: cannot be read: {error}"))?;
+        if read as u64 > MAX_SOURCE {
+            return Err(format!("{name}: cannot be read: it has more than {} MiB", MAX_SOURCE >> 20));
+        }
         let text = String::from_utf8(bytes).map_err(|_| format!("{name}: cannot be read: it is not UTF-8 text"))?;
         Ok(Self { name: if name == "-" { "standard input".into() } else { name.into() }, text })
     }

@@ -98,23 +98,26 @@ async fn accept(
     }
 }
 
-/// SIGTERM or SIGINT.
+/// SIGTERM, SIGINT, or SIGHUP: a terminal that is closed.
 struct EndSignal {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl EndSignal {
     /// From here on they are seen.
     fn watch() -> Result<Self, String> {
         let watch = |kind| signal(kind).map_err(|error| format!("signals cannot be watched: {error}"));
-        Ok(Self { terminate: watch(SignalKind::terminate())?, interrupt: watch(SignalKind::interrupt())? })
+        let [terminate, interrupt, hangup] = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        Ok(Self { terminate: watch(terminate)?, interrupt: watch(interrupt)?, hangup: watch(hangup)? })
     }
 
     async fn come(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
         }
     }
 }
