@@ -17,7 +17,7 @@ pub const SENTINEL_PASSWORD: &str = "TOLLGATE_SENTINEL_PASSWORD";
 #[derive(clap::Args)]
 pub struct AccessArgs {
     /// The user to be in Redis (an ACL's). It needs the keys `tollgate*` and the commands EVAL, EVALSHA, PING, GET, SET,
-    /// DEL, LRANGE, LTRIM, LREM, RPUSH, PEXPIRE and TIME; in a cluster CLUSTER SLOTS too.
+    /// DEL, LRANGE, LTRIM, LREM, RPUSH, PEXPIRE and TIME; in a cluster CLUSTER SLOTS and ASKING too.
     #[arg(long, env = "TOLLGATE_REDIS_USER", value_name = "NAME")]
     redis_user: Option<String>,
     /// A file with the password for Redis. Or put it into TOLLGATE_REDIS_PASSWORD, or into the store's URL.
