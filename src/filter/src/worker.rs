@@ -503,6 +503,10 @@ impl Worker {
         let name = tables::breaker_name(&endpoint.cluster, behind);
         let (state, version) = tables::breaker(&name);
         self.is_failing(behind).set(state != BreakerState::default());
+        if !behind {
+            // A host may take this configuration up again after another one.
+            self.metrics.breaker_is(state.is_open());
+        }
         match breaker.gate(&state, now, endpoint.timeout) {
             Gate::Closed => true,
             Gate::Open(until) => {

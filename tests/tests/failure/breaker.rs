@@ -55,6 +55,30 @@ async fn it_opens_lets_one_try_at_a_time_and_closes() {
     envoy.assert_sound();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn its_gauge_is_of_the_configuration_that_is_in_force() {
+    let _alone = alone().await;
+    let upstream = Upstream::start().await;
+    let garbage = FakeEndpoint::start(|| async { "garbage".into_response() }).await;
+    let mut policy = fail_modes();
+    policy["endpoint"]["breaker"] = json!({"failures": 3, "within": "10s", "open_for": "60s"});
+    let mut envoy = EnvoyBuilder::new(policy.clone(), upstream.address).endpoint(garbage.address).start().await;
+    assert_eq!(envoy.count("breaker.is_open").await, 0);
+    assert_eq!(statuses(&envoy, "/closed", 10).await, [503; 10]);
+    assert_eq!(envoy.count("breaker.is_open").await, 1);
+    for (breaker, is_open) in [(json!("none"), 0), (policy["endpoint"]["breaker"].clone(), 1)] {
+        policy["endpoint"]["breaker"] = breaker;
+        assert!(envoy.push(policy.clone()).await);
+        eventually("the gauge follows", async || {
+            assert_eq!(statuses(&envoy, "/closed", 1).await, [503]);
+            let found = envoy.count("breaker.is_open").await;
+            if found == is_open { Ok(()) } else { Err(found) }
+        })
+        .await;
+    }
+    envoy.assert_sound();
+}
+
 /// What one request saw: when it was sent, its status, and how long it took.
 type Seen = (Duration, u16, Duration);
 
