@@ -466,7 +466,30 @@ impl LocalRound {
         }
         self.lost_races = self.lost_races.saturating_add(1);
         if self.lost_races > MAX_LOST_RACES {
-            self.give_up(Contention::Exhausted);
+            match writing.set.table {
+                Table::Buckets => self.give_up(Contention::Exhausted),
+                Table::Leases => self.pass_by(writing.set),
+            }
+        }
+    }
+
+    /// Leaves a set of leases to those who are faster: the endpoint decides, and what is noted there already stays as it
+    /// is. Units that cannot be given back are spent.
+    fn pass_by(&mut self, set: SetId) {
+        self.lost_races = 0;
+        for charge in self.charges.iter_mut().filter(|charge| charge.set == set) {
+            charge.noted = true;
+            charge.state = match (charge.state, self.goal) {
+                (State::Free, Goal::Reserve) if !charge.returning => {
+                    self.tentative = true;
+                    State::Asked(None)
+                }
+                (State::Lent(_), Goal::Charge) => State::Spent,
+                (State::Lent(_), Goal::Release) => State::Free,
+                (State::Free, Goal::Reserve | Goal::Charge) => State::Told,
+                (State::Asked(_), _) if charge.news.is_some() => State::Told,
+                (state, _) => state,
+            };
         }
     }
 

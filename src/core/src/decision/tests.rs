@@ -217,6 +217,48 @@ fn races_that_are_always_lost_end_in_a_counted_503() {
 }
 
 #[test]
+fn races_for_a_lease_that_are_always_lost_end_at_the_endpoint() {
+    let leased = r#"{"name":"p","scope":"global","mode":"leased","key":["user"],"on_failure":"open",
+        "limit":{"token_bucket":{"capacity":1000,"refill":"1/s"}}}"#;
+    let set = set(&[leased.into(), policy("q", "local", 3, "")]);
+    let (mut all, mut answered) = (SharedData::default(), 0);
+    for lost in 0..4 {
+        let mut decision = Decision::new(set.plan(&get("a")), &set, LESSEE);
+        let (mut reads, mut is_done) = (0, false);
+        while !is_done {
+            reads += 1;
+            assert!(reads < 1000, "never ended");
+            match decision.step(&set, NOW) {
+                Step::Read(id) => {
+                    let value = all.values.get(&id).cloned();
+                    decision.stored(value.as_ref().map(|(bytes, version)| (bytes.as_slice(), *version)), NOW);
+                }
+                Step::Write { set: id, bytes, version } => {
+                    let is_lost = id.table == Table::Leases && lost > 0;
+                    decision.written(!is_lost && all.write(id, bytes, version));
+                }
+                Step::Ask => {
+                    let lease = decision.request(&set).charges[0].lease;
+                    assert!(lost == 0 || lease.is_none(), "what is not noted is not asked for");
+                    answered += 1;
+                    let admitted = Admitted { remaining: 900, lease: None };
+                    assert_eq!(decision.answered(&DecisionAnswer::Admitted(vec![admitted]), &set), None);
+                }
+                Step::Done(outcome) => {
+                    let is_admitted = outcome == Outcome::Admit(Admission::Allowed);
+                    let is_denied =
+                        matches!(&outcome, Outcome::Reject(Rejection::Denied { policies, .. }) if *policies == [1]);
+                    assert!(if lost < 3 { is_admitted } else { is_denied }, "{outcome:?}");
+                    is_done = true;
+                }
+            }
+        }
+        assert_eq!(decision.take_contention(), []);
+    }
+    assert_eq!(answered, 3);
+}
+
+#[test]
 fn bytes_of_somebody_else_are_not_taken_for_a_full_bucket() {
     let set = set(&[policy("p", "local", 3, "")]);
     let mut decision = Decision::new(set.plan(&get("a")), &set, LESSEE);
