@@ -104,7 +104,8 @@ async fn a_bucket_that_was_lost_begins_empty_for_newcomers_too() {
 /// A server that nobody knows is a new one.
 #[tokio::test]
 async fn a_new_server_has_lost_nothing() {
-    let redis = Redis::start_with(&[]).await;
+    let redis = Redis::start().await;
+    redis.flush().await;
     let store = Store::over(&redis.url(), Servers::None).await;
     assert_eq!(redis.run::<String>("GET tollgate-marker").await, "m:0");
     let mut learns = charge(1, 1, 100, 20);
