@@ -46,7 +46,7 @@ impl NormalPath {
         // Only dot segments are read differently, and few paths have anything that could be one.
         let mut segments = raw.split(|byte| matches!(byte, b'/' | b'\\'));
         if segments.any(|segment| matches!(segment, [b'.' | b'%', ..])) {
-            for dialect in Dialect::ALL {
+            for dialect in Dialect::ALL.into_iter().skip(1) {
                 let reading = Self::read(raw, dialect);
                 if !readings.contains(&reading) {
                     readings.push(reading);

@@ -37,7 +37,7 @@ pub fn scenario(seed: u64) -> Scenario {
     // Where nothing goes wrong there must be time to see that nothing does.
     let spans = if calm { [300, 3_000, 10_000, 40_000, 40_000] } else { [300, 1_000, 3_000, 10_000, 40_000] };
     let span = Micros::from_millis(random.pick(&spans));
-    // Some wait for longer than a lease lives.
+    // Some wait for nearly as long as a lease is used.
     let timeout = Micros::from_millis(if random.once_in(8) { 1_500 } else { random.pick(&[5, 20, 50, 100]) });
     let configs = policies::configs(timeout, random);
     let link = if calm || random.once_in(3) { calm_link(timeout, random) } else { link(random) };

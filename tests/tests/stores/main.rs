@@ -63,7 +63,6 @@ impl Store {
         Self::over(&cluster.url(), Servers::Cluster { _all: cluster }).await
     }
 
-    /// The one server.
     /// Its server, with nothing in it any more, and another endpoint that starts at the same time.
     async fn restarted(mut self) -> (Self, Self) {
         let Servers::One(redis) = &mut self.servers else { panic!("not over one server") };
@@ -72,6 +71,7 @@ impl Store {
         (self, other)
     }
 
+    /// The one server.
     fn server(&self) -> &Redis {
         match &self.servers {
             Servers::One(redis) => redis,

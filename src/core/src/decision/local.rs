@@ -671,6 +671,10 @@ impl LocalRound {
         writing: &mut Writing,
         now: Micros,
     ) -> Option<State> {
+        // Another set of leases can come to ask as well.
+        let is_free = |charge: &LocalCharge| charge.is_lease() && charge.state == State::Free;
+        let set_of = self.charges.get(index)?.set;
+        let may_wait = self.tentative || self.charges.iter().any(|charge| charge.set != set_of && is_free(charge));
         let charge = self.charges.get_mut(index)?;
         let (key, limit, cost) = (charge.key, charge.limit, charge.cost.count());
         if self.goal == Goal::Release {
@@ -683,7 +687,8 @@ impl LocalRound {
         }
         match set.find(key, cost, now) {
             // Units that are spent when the lender counts them no more would be there a second time.
-            Found::There { .. } if self.tentative && !set.lasts(key, now.plus(charge.waits)) => {
+            Found::There { .. } if may_wait && !set.lasts(key, now.plus(charge.waits)) => {
+                self.tentative = true;
                 Some(State::Asked(set.miss(key, cost, charge.noted, charge.lessee, now)))
             }
             Found::There { left } => {

@@ -73,7 +73,10 @@ impl Facts for Once<'_> {
 /// proxy may hand it on, and what comes behind take it off.
 fn bare(header: Header) -> Header {
     match header {
-        Header::One(value) if value != value.trim_ascii() => Header::One(value.trim_ascii().to_vec()),
+        Header::One(value) => match value.trim_ascii() {
+            bare if bare.len() < value.len() => Header::One(bare.to_vec()),
+            _ => Header::One(value),
+        },
         header => header,
     }
 }

@@ -7,7 +7,7 @@ use super::{AHEAD, LEASE_LIFE, LEASE_USE, LeaseCall};
 use crate::key::Digest;
 use crate::limit::TokenBucket;
 use crate::limit::outstanding::{Outstanding, generation, over_period};
-use crate::slots::{HOLD_LIFE, Malformed};
+use crate::slots::Malformed;
 use crate::units::{MAX_TOKENS, Micros, divide_product};
 use crate::wire::LeaseAnswer;
 
@@ -55,7 +55,8 @@ struct Entry {
     lessee: Digest,
     /// What can be spent.
     units: u64,
-    /// What was taken for requests that are not decided yet, in generations of [`HOLD_LIFE`].
+    /// What was taken for requests that are not decided yet, in generations of [`LEASE_LIFE`]: nobody waits with it for
+    /// longer than the lease [lasts](LeaseSet::lasts).
     held: Outstanding,
     held_at: Micros,
     /// From then on the lease is dead.
@@ -188,7 +189,7 @@ impl LeaseSet {
         entry.units = entry.units.saturating_sub(cost);
         let held = hold.then(|| {
             entry.held.take(cost);
-            LeaseHold { generation: generation(now, HOLD_LIFE) }
+            LeaseHold { generation: generation(now, LEASE_LIFE) }
         });
         (held, entry.renew(now))
     }
@@ -218,7 +219,7 @@ impl LeaseSet {
     pub fn settle(&mut self, key: Digest, hold: LeaseHold, cost: u64, back: bool, now: Micros) {
         let Some(entry) = self.entries.iter_mut().find(|entry| entry.key == key) else { return };
         self.expired = self.expired.saturating_add(entry.revive(now));
-        let released = entry.held.release(hold.generation, cost, generation(now, HOLD_LIFE));
+        let released = entry.held.release(hold.generation, cost, generation(now, LEASE_LIFE));
         if back {
             entry.units = entry.units.saturating_add(released);
         }
@@ -356,8 +357,8 @@ impl Entry {
             }
             0
         };
-        let mut turned = generation(self.held_at, HOLD_LIFE);
-        while self.held.total() > 0 && turned < generation(now, HOLD_LIFE) {
+        let mut turned = generation(self.held_at, LEASE_LIFE);
+        while self.held.total() > 0 && turned < generation(now, LEASE_LIFE) {
             self.held = self.held.turned();
             turned = turned.saturating_add(1);
         }

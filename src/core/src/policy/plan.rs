@@ -179,7 +179,7 @@ fn is_preflight(facts: &dyn Facts) -> bool {
 }
 
 pub(super) fn route_classes(set: &PolicySet, facts: &dyn Facts) -> Vec<Route> {
-    classify(set, facts).iter().map(|class| class.route).collect()
+    classify(set, &Once::new(facts)).iter().map(|class| class.route).collect()
 }
 
 /// A route class that a request belongs to; [`Route::Other`] says nothing more.

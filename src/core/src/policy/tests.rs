@@ -969,7 +969,11 @@ fn what_contradicts_itself_is_an_error() {
         (cost(r#"{"from": {"header": "x"}, "max": 5, "per": 0}"#), "routes[0].cost.per: must be between 1"),
         (cost(r#"{"from": {"header": "x"}, "max": 101}"#), "policies[0].limit: the capacity 100 is below the cost 101"),
         (policy(r#", "limit": "denny""#), "policies[0].limit: unknown limit \"denny\": did you mean \"deny\"?"),
-        (policy(r#", "enforce": "shadwo""#), "did you mean \"shadow\"?"),
+        (
+            policy(r#", "enforce": "shadwo""#),
+            "policies[0].enforce: must be on, shadow, or a percentage of keys such as 10%; unknown value \"shadwo\": did you \
+             mean \"shadow\"?",
+        ),
         (policy(r#", "enforce": false"#), "policies[0].enforce: must be on, shadow, or a percentage"),
         (policy(r#", "enforce": 10"#), "policies[0].enforce: must be on, shadow, or a percentage"),
         (policy(r#", "enforce": "101%""#), "policies[0].enforce: \"101%\": a percentage is a whole number"),

@@ -15,7 +15,7 @@ use tollgate_core::policy::{Allowance, PolicySet, Scope};
 use tollgate_core::units::{Micros, Tokens};
 
 /// How long units may be spent of a lease that was asked for before a moment, by any clock: a lease's use, and then as
-/// long as a request that has taken some may wait for its end. No timeout here is longer than the rest.
+/// long as it takes to end it. Who may wait for longer takes nothing of it.
 pub const STILL_SPENT: Micros = LEASE_LIFE;
 
 /// How long a limit may be used after the last proxy has got another: those who wait end, and its leases with them.

@@ -12,7 +12,6 @@ use tollgate_core::key::Digest;
 use tollgate_core::lease::LEASE_LIFE;
 use tollgate_core::limit::{Limit, State, TokenBucket};
 use tollgate_core::policy::{Mode, Policy, PolicySet, Scope};
-use tollgate_core::slots::HOLD_LIFE;
 use tollgate_core::units::Micros;
 
 /// When all that was lent before a moment is forgotten, whoever has it. So long is everything that a fault does to leases
@@ -36,8 +35,6 @@ pub type Seat = (Holder, Digest);
 pub struct Liveness {
     /// When something goes wrong, and until when that is felt.
     troubles: Vec<(Micros, Micros)>,
-    /// When a worker of which proxy dies. What it held of its proxy's leases stays held.
-    deaths: Vec<(usize, Micros)>,
     yardsticks: BTreeMap<Name, Yardstick>,
     /// When something of a bucket was last spent, lent, or given back.
     touched: BTreeMap<Name, Micros>,
@@ -80,13 +77,8 @@ impl Liveness {
         if !scenario.is_quick() {
             troubles.push((start, start.plus(scenario.healed).plus(FORGOTTEN)));
         }
-        let deaths = scenario.faults.iter().filter_map(|(at, fault)| match fault {
-            Fault::WorkerRestarts { proxy, .. } => Some((*proxy, start.plus(*at))),
-            _ => None,
-        });
-        let deaths = deaths.collect();
         let (yardsticks, touched, used) = Default::default();
-        Self { troubles, deaths, yardsticks, touched, used }
+        Self { troubles, yardsticks, touched, used }
     }
 
     /// The store has made a decision.
@@ -164,13 +156,7 @@ impl Liveness {
         let calm = self.calm_since(at);
         let is_idle = move |used: Micros| calm.is_some_and(|calm| at.since(used.max(calm)) > GIVEN_BACK);
         let idle = self.used.iter().filter(move |(_, (used, _))| is_idle(*used));
-        let idle = idle.filter(move |((holder, _), _)| !self.is_held_by_dead(*holder, at));
         idle.map(|(seat, (_, limit))| (seat, limit))
-    }
-
-    fn is_held_by_dead(&self, (proxy, worker): Holder, at: Micros) -> bool {
-        let is_recent = |died: Micros| died <= at && at.since(died) <= HOLD_LIFE.plus(HOLD_LIFE);
-        worker.is_none() && self.deaths.iter().any(|(of, died)| *of == proxy && is_recent(*died))
     }
 
     /// Until somebody uses it again there is nothing to look at.

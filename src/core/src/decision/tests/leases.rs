@@ -398,6 +398,20 @@ fn who_may_wait_for_longer_than_a_lease_is_counted_takes_nothing_of_it() {
             assert_eq!(charges.iter().any(|charge| charge.policy == "p"), is_asked, "{timeout} after {millis} ms more");
         }
     }
+    // Another lease can turn out to be used up, so whoever takes from this one may come to wait.
+    for (timeout, asked) in [("50ms", vec![]), ("5s", vec!["p", "q"])] {
+        let set = read(&format!(
+            r#"{{"hash_key":{{"env":"TOLLGATE_HASH_KEY"}},"endpoint":{{"cluster":"tollgate","timeout":"{timeout}"}},
+                "identities":{{"user":{{"sources":[{{"header":"x-user"}}]}}}},"policies":[{},{}]}}"#,
+            leased("p", 10_000, "1/s", ""),
+            leased("q", 10_000, "1/s", "")
+        ));
+        let mut world = World::new();
+        world.warm("a", &set);
+        assert!(admitted(&world.ask("a", &set)));
+        let charges = world.asked.iter().flat_map(|request| &request.charges);
+        assert_eq!(charges.map(|charge| charge.policy.as_str()).collect::<Vec<_>>(), asked, "{timeout}");
+    }
     // With nothing else to ask for it does not wait.
     let set = set(&[leased("p", 10_000, "1/s", "")]);
     let mut world = World::new();

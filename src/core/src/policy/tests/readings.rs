@@ -98,6 +98,22 @@ fn what_is_exempt_by_every_reading_is_exempt() {
 }
 
 #[test]
+fn a_class_by_a_header_is_that_of_its_value_without_the_whitespace_around_it() {
+    let set = read(&format!(
+        r#"{{"hash_key": {{"value": "{SECRET}"}}, "identities": {{{}}},
+            "routes": [{{"name": "dear", "headers": [{{"name": "x-plan", "exact": "dear"}}]}}],
+            "policies": [{{"name": "p", "scope": "local", "key": [],
+                           "limit": {{"token_bucket": {{"capacity": 9, "refill": "1/s"}}}}}}]}}"#,
+        who(r#"{"header": "x"}"#)
+    ));
+    for value in ["dear", " dear", "dear\t"] {
+        let request = Request::get("/").with("x-plan", value);
+        assert_eq!(set.route_name(set.plan(&request).route), "dear", "{value:?}");
+        assert_eq!(set.route_classes(&request), [set.plan(&request).route], "{value:?}");
+    }
+}
+
+#[test]
 fn to_send_an_identity_that_cannot_be_used_is_no_way_to_be_skipped() {
     let set = read(&small(
         r#""who": {"sources": [{"header": "x-api-key"}], "pattern": "[a-z]+"}, "org": {"sources": [{"header": "x-org"}]}"#,
