@@ -8,7 +8,7 @@ mod shell;
 mod tests;
 
 use self::explanation::Explanation;
-use self::request::{Given, Name, Request};
+pub use self::request::{Body, Given, Name, Request, is_token};
 use crate::check::{self, Format, Held, Source};
 use annotate_snippets::Renderer;
 use std::process::ExitCode;

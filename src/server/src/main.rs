@@ -12,6 +12,7 @@ mod metrics;
 mod openapi;
 mod readiness;
 mod refusal;
+mod replay;
 mod schema;
 mod serve;
 mod settings;
@@ -23,6 +24,7 @@ use api::Endpoint;
 use check::CheckArgs;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use explain::ExplainArgs;
+use replay::ReplayArgs;
 use schema::SchemaArgs;
 use settings::{Secrets, ServeArgs, Settings};
 use std::process::ExitCode;
@@ -44,6 +46,8 @@ enum Command {
     Check(CheckArgs),
     /// Say what a policy makes of one request, and why.
     Explain(Box<ExplainArgs>),
+    /// Say what policies would have made of the requests in access logs.
+    Replay(Box<ReplayArgs>),
     /// Print a JSON Schema, for editors: of a policy, or of a file that holds one.
     Schema(SchemaArgs),
 }
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
     match Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Serve(args) => {
             let matches = matches.subcommand().map_or(&matches, |(_, matches)| matches);

@@ -8,9 +8,9 @@ mod redis;
 
 pub use self::fault::{FaultKind, Faults};
 pub use self::leases::LeaseCounts;
+pub use self::memory::MemoryStore;
 pub use self::redis::{Access, Login};
 
-use self::memory::MemoryStore;
 use self::redis::{FORMS, RedisStore, RedisUrl};
 use crate::calendar;
 use crate::throttle::Throttle;

@@ -158,6 +158,11 @@ impl Given {
         Ok(Self::new(Name::Other(Attribute::Peer(name)), value))
     }
 
+    /// What it is a value of, and the value where that is a text.
+    pub fn into_text(self) -> Option<(Name, String)> {
+        String::from_utf8(self.value).ok().map(|value| (self.attribute, value))
+    }
+
     pub fn is_asked_for(&self) -> bool {
         self.is_asked_for.get()
     }
@@ -191,7 +196,7 @@ impl Request {
 }
 
 /// RFC 9110 §5.6.2
-fn is_token(name: &str) -> bool {
+pub fn is_token(name: &str) -> bool {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !name.is_empty() && name.bytes().all(legal)
 }

@@ -94,7 +94,11 @@ impl MemoryStore {
     }
 
     pub fn admit(&self, decisions: &mut [DecisionRequest]) -> Vec<DecisionAnswer> {
-        let now = self.now();
+        self.admit_at(decisions, self.now())
+    }
+
+    /// The same at a time that is passed in.
+    pub fn admit_at(&self, decisions: &mut [DecisionRequest], now: Micros) -> Vec<DecisionAnswer> {
         calendar::resolve(decisions, now);
         let answer = |decision: &DecisionRequest| match remembered_as(decision) {
             None => self.decide(&decision.charges, now),
