@@ -176,8 +176,8 @@ impl TokenBucket {
             return None;
         }
         let share = |of: u64| divide_product(lease.demand.min(all), of, all).0;
-        let reserve = units.checked_div(RESERVE)?;
-        let rate = share(units).min(units.saturating_sub(reserve).saturating_sub(balance.lent.rate.total()));
+        let lendable = units.saturating_sub(units.checked_div(RESERVE)?);
+        let rate = share(lendable).min(lendable.saturating_sub(balance.lent.rate.total()));
         let earned = per_second(rate);
         // Room for what it earns in half a second, by its share of the half that is lent at the most.
         let most = share(self.half()).min(earned.checked_div(2)?.saturating_add(1)).max(LEAST);

@@ -229,10 +229,10 @@ impl Checks {
         self.requests.outcome(request)
     }
 
-    /// A proxy has got another configuration.
-    pub fn configured(&mut self, proxy: usize, config: usize, at: Micros) {
+    /// A proxy has got another configuration than the one before; `now` is by its clock.
+    pub fn configured(&mut self, proxy: usize, [before, config]: [usize; 2], now: Micros, at: Micros) {
         self.shared.lending.configured(proxy, config, at);
-        self.local.configured(proxy);
+        self.local.configured(proxy, before, now);
     }
 
     pub fn bounded(&mut self, what: &str, size: usize, most: usize, at: Micros) {

@@ -3,6 +3,7 @@
 //! A run takes nothing else in, so a scenario that breaks an invariant can be made smaller by leaving things out.
 
 use crate::network::{Link, Part};
+use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use tollgate_core::units::Micros;
 
@@ -92,17 +93,35 @@ impl Fault {
     }
 }
 
+/// How many microseconds a worker has to do with one request at the most.
+const BUSY_FOR: u64 = 50;
+
 impl Scenario {
     /// Whether nothing can keep a request from its verdict.
     pub fn is_calm(&self) -> bool {
         self.is_quick() && self.faults.iter().all(|(_, fault)| matches!(fault, Fault::Configure { .. }))
     }
 
-    /// Whether no call meets its timeout because of the network alone.
+    /// Whether no call meets its timeout because of the network alone, or of all that a worker has to do.
     pub fn is_quick(&self) -> bool {
         let Link { delay: (_, most), spikes, loss, garbled, .. } = self.link;
         let is_quick = most.count() <= self.timeout.min(self.store_deadline).count() / 16;
-        is_quick && spikes == 0 && loss == 0 && garbled == 0
+        let is_idle = self.crowd() as u64 * BUSY_FOR <= self.timeout.count() / 4;
+        is_quick && is_idle && spikes == 0 && loss == 0 && garbled == 0
+    }
+
+    /// The most requests that one worker gets within a timeout.
+    fn crowd(&self) -> usize {
+        let mut arrivals = BTreeMap::<(usize, usize), Vec<Micros>>::new();
+        for request in self.requests.iter().chain(&self.probes) {
+            arrivals.entry((request.proxy, request.worker)).or_default().push(request.at);
+        }
+        let most = |times: &mut Vec<Micros>| {
+            times.sort_unstable();
+            let until = |from: Micros| times.partition_point(|at| *at <= from.plus(self.timeout));
+            times.iter().enumerate().map(|(place, from)| until(*from) - place).max()
+        };
+        arrivals.values_mut().filter_map(most).max().unwrap_or(0)
     }
 
     /// How far the store's clock is set back in all.

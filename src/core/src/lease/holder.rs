@@ -26,9 +26,10 @@ const PART: u64 = 4;
 /// A denial is kept for so long at the most: a lease that comes back can bring units sooner than it says.
 const DENIED_FOR: Micros = Micros::from_millis(250);
 
-/// A denial is kept for so long at the least where more than one request comes in that time: of a budget so scarce that
-/// its lessees get no rate, a call for each of its units would be too many.
-const STORM: Micros = Micros::from_millis(650);
+/// A denial that comes within so long of the last one's end is kept for so long itself: of a budget so scarce that its
+/// lessees get no rate, a call for each of its units would be too many. Who was denied has been told to wait as long, since
+/// Retry-After knows no less.
+const STORM: Micros = Micros::from_secs(1);
 
 /// When a lease was refused, or a call about it failed, none is asked for before this has passed.
 const QUIET: Micros = Micros::from_millis(250);
@@ -234,7 +235,7 @@ impl LeaseSet {
             entry.denied_cost = cost;
             entry.back_at = now.plus(wait);
             let keeps_refill = limit.refill.gains_in(STORM) <= limit.capacity.count().checked_div(2).unwrap_or(0);
-            let is_storm = keeps_refill && entry.requests > 2 && entry.over(entry.requests, STORM, now) > 1;
+            let is_storm = keeps_refill && entry.denied_until.plus(STORM) > now;
             entry.denied_until = now.plus(if is_storm { STORM } else { wait.min(DENIED_FOR) });
         }
         if let Some((call, answer)) = news.call

@@ -434,9 +434,11 @@ fn where_all_want_more_than_there_is_each_gets_a_share_of_the_refill_by_its_dema
     assert_eq!((one.units, one.rate, one.room), (0, 0, 0), "there is enough for 90 a second");
     // Room is for half a second, and within the share of the half that is lent.
     let other = ask(&mut lender, 2, 1, 300);
-    assert_eq!((other.units, other.rate, other.room), (0, whole * 300 / 390, 38));
+    let lendable = whole - whole / 32;
+    assert_eq!((other.units, other.rate, other.room), (0, lendable * 300 / 390, 38), "a part stays for newcomers");
+    // Whoever asks last has no less for that.
     let one = ask(&mut lender, 1, 2, 90);
-    assert_eq!((one.units, one.rate, one.room), (0, whole - whole / 32 - other.rate, 10), "a part stays for newcomers");
+    assert_eq!((one.units, one.rate, one.room), (0, lendable * 90 / 390, 11));
     // Nothing comes back to the bucket but that part, until the rates are forgotten.
     assert_eq!(lender.left(NOW.plus(Micros::from_secs(1))), 3);
     assert_eq!(lender.left(NOW.plus(Micros::from_secs(4))), 12);

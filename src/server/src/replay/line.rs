@@ -116,7 +116,9 @@ impl Fields {
             }
         }
         for (name, field) in &self.attributes {
-            request.given.extend(find(fields, field).and_then(|value| Some(Given::new(name.clone(), bytes_of(value)?))));
+            request
+                .given
+                .extend(find(fields, field).and_then(|value| Some(Given::new(name.clone(), bytes_of(value)?))));
         }
         if let Some(length) = one(LENGTHS).and_then(|length| length.parse().ok()) {
             set_length(&mut request, length);
@@ -191,7 +193,9 @@ fn set_length(request: &mut Request, length: usize) {
 fn time_of(value: &Value) -> Result<Micros, String> {
     let text = text_of(value).unwrap_or_default();
     let wrong = || {
-        String::from("the time is none: it is written 2026-12-02T10:00:00Z, 02/Dec/2026:10:00:00 +0000, or in seconds since 1970")
+        String::from(
+            "the time is none: it is written 2026-12-02T10:00:00Z, 02/Dec/2026:10:00:00 +0000, or in seconds since 1970",
+        )
     };
     if let Ok(number) = text.parse::<f64>() {
         let micros = match number {

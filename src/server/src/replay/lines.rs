@@ -81,7 +81,9 @@ impl<'a> Lines<'a> {
         // A log that is not there is told of before hours have been spent on the others.
         let sizes = logs.iter().map(|log| size(log)).collect::<Result<Vec<Option<u64>>, String>>()?;
         let progress = match sizes.into_iter().sum::<Option<u64>>() {
-            Some(bytes) => ProgressBar::new(bytes).with_style(style("{bar:30} {percent} %, {msg} requests, {eta} left")),
+            Some(bytes) => {
+                ProgressBar::new(bytes).with_style(style("{bar:30} {percent} %, {msg} requests, {eta} left"))
+            }
             None => ProgressBar::no_length().with_style(style("{binary_bytes}, {msg} requests in {elapsed}")),
         };
         Ok(Self {

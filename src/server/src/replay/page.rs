@@ -141,7 +141,14 @@ fn plot<'a>(
             .y_label_area_size(60)
             .build_cartesian_2d(bins.start..end, 0.0..per_second(most.max(1)) * 1.05)?;
         let label = |at: &f64| label(*at, end - bins.start);
-        chart.configure_mesh().disable_x_mesh().max_light_lines(0).x_labels(6).y_labels(5).x_label_formatter(&label).draw()?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .max_light_lines(0)
+            .x_labels(6)
+            .y_labels(5)
+            .x_label_formatter(&label)
+            .draw()?;
         for (name, counts, colour) in lines {
             // Each bin is level.
             let steps = counts.iter().enumerate().flat_map(|(place, count)| {

@@ -92,8 +92,7 @@ impl Report {
     pub fn new(held: &Held, tally: &Tally, read: &ReadSoFar, logs: &[String]) -> Self {
         let (first, last) = tally.span.unwrap_or_default();
         let parts = || Part::ALL.iter().zip(tally.outcomes.0);
-        let is_admitted =
-            |part: &Part| matches!(part, Part::Allowed | Part::FailedOpen | Part::FailedLocal);
+        let is_admitted = |part: &Part| matches!(part, Part::Allowed | Part::FailedOpen | Part::FailedLocal);
         let admitted: u64 = parts().filter(|(part, _)| is_admitted(part)).map(|(_, count)| count).sum();
         let of_policy = |(index, of): (usize, &OfPolicy)| PolicyLine::new(held, index, of, logs);
         Self {
@@ -143,9 +142,8 @@ impl PolicyLine {
             ("skipped", of.skipped),
             ("plan_unknown", of.unknown_plans),
         ];
-        let rejects = |part: &Part| {
-            !matches!(part, Part::Allowed | Part::NotCharged | Part::FailedOpen | Part::FailedLocal)
-        };
+        let rejects =
+            |part: &Part| !matches!(part, Part::Allowed | Part::NotCharged | Part::FailedOpen | Part::FailedLocal);
         let place = |place: Place| format!("{}:{}", logs.get(place.log).map_or("", String::as_str), place.line);
         let keys = of.most_rejected(NAMED).into_iter().filter_map(|(key, of)| {
             let (at, first) = of.first_rejected?;
@@ -186,7 +184,13 @@ impl Bins {
             start: seconds(timeline.start),
             requests: timeline.bins.iter().map(|bin| bin.requests).collect(),
             rejected: timeline.bins.iter().map(|bin| bin.rejected).collect(),
-            by_policy: held.set.policies().iter().enumerate().map(|(index, one)| (one.name.clone(), of(index))).collect(),
+            by_policy: held
+                .set
+                .policies()
+                .iter()
+                .enumerate()
+                .map(|(index, one)| (one.name.clone(), of(index)))
+                .collect(),
         }
     }
 }
@@ -264,7 +268,9 @@ impl fmt::Display for Report {
         let exempt = if self.exempt > 0 { format!(", {} of them exempt", self.exempt) } else { String::new() };
         writeln!(f, "  admitted {} ({}){exempt}", self.admitted, share(self.admitted, self.requests))?;
         writeln!(f, "  rejected {} ({})\n", self.rejected, share(self.rejected, self.requests))?;
-        let mut rows = vec![["policy", "enforce", "requests", "rejected", "in shadow", "keys", "of them rejected"].map(String::from)];
+        let mut rows = vec![
+            ["policy", "enforce", "requests", "rejected", "in shadow", "keys", "of them rejected"].map(String::from),
+        ];
         rows.extend(self.policies.iter().map(|policy| {
             let [rejected, shadow] = [policy.rejected, policy.shadow_denied]
                 .map(|count| format!("{count} ({})", share(count, policy.requests)));
@@ -283,7 +289,14 @@ impl fmt::Display for Report {
         for policy in &self.policies {
             rows.extend(policy.most_rejected.iter().map(|key| {
                 let [requests, rejected] = [key.requests, key.rejected].map(|count| count.to_string());
-                [policy.name.clone(), key.key.clone(), requests, rejected, key.first_rejected.clone(), key.place.clone()]
+                [
+                    policy.name.clone(),
+                    key.key.clone(),
+                    requests,
+                    rejected,
+                    key.first_rejected.clone(),
+                    key.place.clone(),
+                ]
             }));
         }
         if rows.len() > 1 {

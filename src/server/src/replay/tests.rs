@@ -1,5 +1,5 @@
-use super::*;
 use super::report::Bins;
+use super::*;
 
 const POLICY: &str = r#"
 version: v7
@@ -21,10 +21,7 @@ policies:
 const TEN: u64 = 1_796_205_600_000;
 
 fn line(millis: u64, path: &str, key: &str) -> String {
-    format!(
-        r#"{{"ts":{},"method":"GET","path":"{path}","x_api_key":"{key}","client_ip":"203.0.113.9"}}"#,
-        TEN + millis
-    )
+    format!(r#"{{"ts":{},"method":"GET","path":"{path}","x_api_key":"{key}","client_ip":"203.0.113.9"}}"#, TEN + millis)
 }
 
 fn hash_key(_: &str) -> Option<String> {
@@ -121,7 +118,10 @@ fn what_cannot_be_believed_is_noted() {
     assert_eq!(report.requests, 2);
     let [lines, identity, hash_key] = &report.notes[..] else { panic!("{:?}", report.notes) };
     assert!(lines.starts_with("2 lines are no requests, and were left out; the first is 0.log:1: this is"), "{lines}");
-    assert!(identity.ends_with("no request has a key: if the log has it, say where by --header x-api-key=FIELD"), "{identity}");
+    assert!(
+        identity.ends_with("no request has a key: if the log has it, say where by --header x-api-key=FIELD"),
+        "{identity}"
+    );
     assert!(hash_key.starts_with("KEY is not set here"), "{hash_key}");
 }
 

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use tollgate_core::decision::{Admission, Outcome};
 use tollgate_core::key::Digest;
 use tollgate_core::limit::{Limit, TokenBucket};
-use tollgate_core::policy::{Allowance, Charge, Policy, PolicySet, Scope, Sharing};
+use tollgate_core::policy::{Allowance, Charge, FailMode, Policy, PolicySet, Scope, Sharing};
 use tollgate_core::units::Micros;
 
 /// Where a request was decided.
@@ -36,10 +36,20 @@ struct Take {
     is_spent: Option<bool>,
 }
 
+/// What may change a bucket.
+enum Event {
+    Taken(Take),
+    /// A configuration has ended by which it had this limit.
+    Ended(TokenBucket, Micros),
+}
+
 #[derive(Default)]
 struct Bucket {
+    policy: String,
     /// In their order, from the first that is not decided.
-    takes: VecDeque<Take>,
+    events: VecDeque<Event>,
+    /// Limits that it has had since the last take, and until when.
+    between: Vec<(TokenBucket, Micros)>,
     /// As it is after those before: while it counts the larger of two limits, and by the last limit alone.
     references: Option<(Reference, Reference)>,
     /// As it would be by the limit before, and until when that may still be used: who has it settles by it, and a bucket
@@ -48,6 +58,7 @@ struct Bucket {
 }
 
 pub struct Local {
+    sets: Vec<Rc<PolicySet>>,
     buckets: BTreeMap<Place, Bucket>,
     /// Proxies whose limits have changed: what is given back there may have no room.
     changed: BTreeSet<usize>,
@@ -59,11 +70,17 @@ impl Local {
     pub fn new(sets: &[Rc<PolicySet>]) -> Self {
         let timeouts = sets.iter().filter_map(|set| set.endpoint.as_ref()).map(|endpoint| endpoint.timeout);
         let longest = timeouts.max().unwrap_or_default().plus(Micros::from_millis(100));
-        Self { buckets: BTreeMap::new(), changed: BTreeSet::new(), longest }
+        Self { sets: sets.to_vec(), buckets: BTreeMap::new(), changed: BTreeSet::new(), longest }
     }
 
-    pub fn configured(&mut self, proxy: usize) {
+    /// A proxy has got another configuration than this one, by its clock now.
+    pub fn configured(&mut self, proxy: usize, before: usize, now: Micros) {
         self.changed.insert(proxy);
+        for (_, bucket) in self.buckets.iter_mut().filter(|((of, ..), _)| *of == proxy) {
+            let policies = self.sets[before].policies();
+            let limit = policies.iter().find(|policy| policy.name == bucket.policy).and_then(most);
+            bucket.events.extend(limit.map(|limit| Event::Ended(limit, now)));
+        }
     }
 
     pub fn decided(&mut self, decided: &Decided, owner: &Owner, set: &PolicySet) -> Found {
@@ -105,19 +122,17 @@ impl Local {
     pub fn took(&mut self, request: u64, charge: &Charge, units: i128, owner: &Owner, set: &PolicySet) {
         let Some(policy) = set.policy(charge.policy) else { return };
         let Some((limit, sharing)) = bucket(charge, policy) else { return };
-        // Newcomers to a full set share a bucket, whatever their plans.
-        let plans = policy.allowances().filter_map(Allowance::limit).filter_map(|limit| match limit {
-            Limit::TokenBucket(limit) => Some(limit),
-            _ => None,
-        });
-        let is_local = matches!(policy.scope, Scope::Local { .. });
-        let limit = if is_local { plans.fold(limit, |most, limit| larger(&most, &limit)) } else { limit };
-        let takes = &mut self.buckets.entry(place(charge, sharing, owner)).or_default().takes;
+        let limit = most(policy).map_or(limit, |most| larger(&limit, &most));
+        let bucket = self.buckets.entry(place(charge, sharing, owner)).or_default();
+        bucket.policy.clone_from(&policy.name);
         match u64::try_from(units) {
-            Ok(units) => takes.push_back(Take { request, at: owner.now, limit, units, is_spent: None }),
+            Ok(units) => {
+                let take = Take { request, at: owner.now, limit, units, is_spent: None };
+                bucket.events.push_back(Event::Taken(take));
+            }
             Err(_) => {
                 let open = |take: &&mut Take| take.request == request && take.is_spent.is_none();
-                if let Some(take) = takes.iter_mut().find(open) {
+                if let Some(take) = bucket.takes().find(open) {
                     take.is_spent = Some(false);
                 }
             }
@@ -126,7 +141,7 @@ impl Local {
 
     /// A request will never be decided. What it has taken stays taken, which is the safe side.
     pub fn died(&mut self, request: u64) {
-        let takes = self.buckets.values_mut().flat_map(|bucket| &mut bucket.takes);
+        let takes = self.buckets.values_mut().flat_map(Bucket::takes);
         for take in takes.filter(|take| take.request == request) {
             take.is_spent.get_or_insert(false);
         }
@@ -135,18 +150,34 @@ impl Local {
     /// A request is decided. Every take before which none is undecided can be checked.
     fn settle(&mut self, charge: &Charge, policy: &Policy, request: u64, is_spent: bool, owner: &Owner) -> Found {
         let Some((_, sharing)) = bucket(charge, policy) else { return Ok(()) };
-        let Bucket { takes, references, before } = self.buckets.entry(place(charge, sharing, owner)).or_default();
-        for take in takes.iter_mut().filter(|take| take.request == request) {
+        let bucket = self.buckets.entry(place(charge, sharing, owner)).or_default();
+        for take in bucket.takes().filter(|take| take.request == request) {
             take.is_spent.get_or_insert(is_spent);
         }
-        while let Some(&Take { at, limit, units, is_spent: Some(is_spent), .. }) = takes.front() {
-            takes.pop_front();
+        let Bucket { events, between, references, before, .. } = bucket;
+        loop {
+            let (at, limit, units, is_spent) = match events.front() {
+                Some(Event::Taken(Take { at, limit, units, is_spent: Some(is_spent), .. })) => {
+                    (*at, *limit, *units, *is_spent)
+                }
+                Some(Event::Ended(limit, at)) => {
+                    between.push((*limit, *at));
+                    events.pop_front();
+                    continue;
+                }
+                Some(Event::Taken(_)) | None => return Ok(()),
+            };
+            events.pop_front();
             // What was given back was there for its limit's rate all the same.
             let units = if is_spent { units } else { 0 };
             let full = Reference::full(limit, at);
             let (reference, last) = references.get_or_insert_with(|| (full.clone(), full.clone()));
             reference.limit_beside(limit, at, at.plus(self.longest));
             reference.advance(at);
+            for way in last.looked_at(&std::mem::take(between), self.longest, limit, at) {
+                reference.raise_to(&way);
+                last.raise_to(&way);
+            }
             if last.bucket() != limit && last.is_over_at(at) {
                 // It was dropped meanwhile, and absence means full.
                 reference.fill_to(limit.capacity.count(), 0);
@@ -174,7 +205,27 @@ impl Local {
                 (Invariant::LocalEnvelope, what)
             })?;
         }
-        Ok(())
+    }
+}
+
+impl Bucket {
+    fn takes(&mut self) -> impl Iterator<Item = &mut Take> {
+        self.events.iter_mut().filter_map(|event| if let Event::Taken(take) = event { Some(take) } else { None })
+    }
+}
+
+/// The largest limit of a policy's buckets in a proxy: newcomers to a full set share a bucket, whatever their plans.
+fn most(policy: &Policy) -> Option<TokenBucket> {
+    match policy.scope {
+        Scope::Local { .. } => {
+            let limits = policy.allowances().filter_map(Allowance::limit).filter_map(|limit| match limit {
+                Limit::TokenBucket(limit) => Some(limit),
+                _ => None,
+            });
+            limits.reduce(|most, limit| larger(&most, &limit))
+        }
+        Scope::Global { on_failure: FailMode::Local(limit), .. } => Some(limit),
+        Scope::Global { .. } => None,
     }
 }
 

@@ -92,6 +92,39 @@ impl Reference {
         self.parts = self.parts.max(whole(units, &self.limit) + u128::from(fraction)).min(most);
     }
 
+    /// What it has as well if somebody has looked at it by each of these limits, before it ended or when one who knew it
+    /// still waited, or by some of them: another key of its set may have.
+    pub fn looked_at(
+        &self,
+        ended: &[(TokenBucket, Micros)],
+        waits: Micros,
+        limit: TokenBucket,
+        now: Micros,
+    ) -> Vec<Self> {
+        let look = |way: &Self, limit: TokenBucket, at: Micros| {
+            if way.limit != limit && way.is_over_at(at) {
+                return Self::full(limit, at);
+            }
+            let mut way = way.clone();
+            way.limit(limit);
+            way.advance(at);
+            way
+        };
+        let mut ways = vec![self.clone()];
+        for (limit, at) in ended {
+            let looked: Vec<Self> = ways.iter().map(|way| look(way, *limit, now.min(at.plus(waits)))).collect();
+            ways.extend(looked);
+        }
+        ways.iter().skip(1).map(|way| look(way, limit, now)).collect()
+    }
+
+    /// It has no less than another one, as far as there is room.
+    pub fn raise_to(&mut self, other: &Self) {
+        let (mine, its) = (u128::from(self.limit.rate().period()), u128::from(other.limit.rate().period()));
+        self.parts =
+            self.parts.max((other.parts * mine).div_ceil(its)).min(whole(self.limit.capacity.count(), &self.limit));
+    }
+
     /// What comes back comes since then, where that is earlier.
     pub fn set_back(&mut self, since: Micros) {
         self.at = self.at.min(since);

@@ -207,3 +207,42 @@ fn an_end_that_does_not_fit_what_has_happened_is_found() {
         assert_eq!(history.found(), Some(invariant));
     }
 }
+
+#[test]
+fn what_a_limit_that_was_in_force_meanwhile_may_have_refilled_is_no_violation() {
+    let set = |capacity: u64, refill: &str| {
+        let limit = format!(r#"{{"token_bucket": {{"capacity": {capacity}, "refill": "{refill}"}}}}"#);
+        let config = format!(r#"{{"policies": [{{"name": "guard", "scope": "local", "limit": {limit}}}]}}"#);
+        Rc::new(PolicySet::read(config.as_bytes(), &|_| None).unwrap())
+    };
+    for (between, units, holds) in [("4/ms", 10, true), ("4/ms", 11, false), ("1/s", 1, false)] {
+        let sets = [set(3, "1/s"), set(29, between), set(10, "1/s")];
+        let mut local = local::Local::new(&sets);
+        let mut take = |local: &mut local::Local, config: usize, id: u64, units: u64, now: Micros| {
+            let set = &sets[config];
+            let mut plan = set.plan(&crate::facts::Facts::of(&crate::generate::scenario(1).requests[0]));
+            plan.charges[0].cost = Tokens::new(units).unwrap();
+            let owner = Owner { proxy: 0, life: 0, worker: 0, now };
+            local.took(id, &plan.charges[0], i128::from(units), &owner, set);
+            let decided = Decided {
+                id,
+                outcome: Outcome::Admit(Admission::Allowed),
+                plan,
+                config,
+                cause: None,
+                left: false,
+                taken: Taken::from([(0, i128::from(units))]),
+                lent: Vec::new(),
+                uses: Vec::new(),
+                expired: 0,
+            };
+            local.decided(&decided, &owner, set)
+        };
+        take(&mut local, 0, 1, 3, NOW).expect("they are there");
+        local.configured(0, 0, NOW.plus(Micros::from_millis(100)));
+        // Nobody asks for this key, but another one of its set may have.
+        local.configured(0, 1, NOW.plus(Micros::from_millis(113)));
+        let found = take(&mut local, 2, 2, units, NOW.plus(Micros::from_millis(114)));
+        assert_eq!(found.is_ok(), holds, "{between} {units}: {found:?}");
+    }
+}

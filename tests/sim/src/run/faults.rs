@@ -69,8 +69,8 @@ impl Run<'_> {
 
     pub(super) fn configure(&mut self, number: usize, config: usize) {
         let proxy = &mut self.proxies[number];
-        proxy.config = config;
-        self.checks.configured(number, config, self.now);
+        let before = std::mem::replace(&mut proxy.config, config);
+        self.checks.configured(number, [before, config], proxy.clock.at(self.now), self.now);
         for worker in 0..proxy.workers.len() {
             let set = Rc::clone(&self.sets[config]);
             self.proxies[number].workers[worker].push(Input::Configure(config, set));

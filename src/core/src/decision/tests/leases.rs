@@ -157,19 +157,22 @@ fn a_denial_is_kept_for_a_while_and_says_how_long_to_wait() {
     let Step::Done(Outcome::Reject(Rejection::Denied { wait, .. })) = world.ask("a", &set) else { panic!("denied") };
     assert_eq!(wait, Some(Micros::from_millis(9_900)));
     assert_eq!(world.asked.len(), calls, "no call");
-    // So many at once are held off for longer than 250 ms.
-    world.pass(549);
-    assert_eq!(denied_by(&world.ask("a", &set)), [0]);
-    assert_eq!(world.asked.len(), calls);
-    world.pass(1);
-    assert_eq!(denied_by(&world.ask("a", &set)), [0]);
-    assert_eq!(world.asked.len(), calls + 1, "what others gave back may be there");
-    // One that is seldom there is not.
-    world.pass(4_000);
-    assert_eq!(denied_by(&world.ask("a", &set)), [0]);
-    world.pass(250);
-    assert_eq!(denied_by(&world.ask("a", &set)), [0]);
-    assert_eq!(world.asked.len(), calls + 3);
+    let mut denied_with = |millis: u64, count: usize| {
+        world.pass(millis);
+        assert_eq!(denied_by(&world.ask("a", &set)), [0]);
+        assert_eq!(world.asked.len(), calls + count, "{millis} ms later");
+    };
+    denied_with(149, 0);
+    denied_with(1, 1);
+    // Who comes again and again is held off for a second.
+    denied_with(999, 1);
+    denied_with(1, 2);
+    denied_with(1_999, 3);
+    denied_with(999, 3);
+    // Then the next denial is one alone.
+    denied_with(1_001, 4);
+    denied_with(249, 4);
+    denied_with(1, 5);
 }
 
 #[test]

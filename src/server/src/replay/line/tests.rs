@@ -72,8 +72,18 @@ fn fields_of_a_json_line_are_headers() {
 #[test]
 fn options_say_where_a_line_has_what() {
     let options = [
-        "--header", "X-Api-Key=who.key.id", "--metadata", "jwt:payload.tenant=jwt.tenant", "--metadata",
-        "jwt:level=level", "--filter-state", "who=state", "--peer", "uri_san=peer", "--envoy-route", "route.name",
+        "--header",
+        "X-Api-Key=who.key.id",
+        "--metadata",
+        "jwt:payload.tenant=jwt.tenant",
+        "--metadata",
+        "jwt:level=level",
+        "--filter-state",
+        "who=state",
+        "--peer",
+        "uri_san=peer",
+        "--envoy-route",
+        "route.name",
     ];
     let fields = fields(&options).unwrap_or_else(|error| panic!("{error}"));
     let line = r#"{"time":1796205600000,"method":"GET","path":"/","x_api_key":"another","who":{"key":{"id":"k"}},"jwt.tenant":"acme","level":3,"state":"s","peer":"spiffe://a","route.name":"r"}"#;

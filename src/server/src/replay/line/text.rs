@@ -19,7 +19,8 @@ enum Word {
 
 /// The error says why the line is no request.
 pub fn read(line: &str) -> Result<Entry, String> {
-    const FORM: &str = "this is neither JSON nor a form of text that is known: there is no [time] with \"METHOD path\" behind it";
+    const FORM: &str =
+        "this is neither JSON nor a form of text that is known: there is no [time] with \"METHOD path\" behind it";
     let words = words(line);
     let time = words.iter().position(|word| matches!(word, Word::Bracketed(_))).ok_or(FORM)?;
     let (Some(Word::Bracketed(at)), Some(Word::Quoted(asked))) = (words.get(time), words.get(time + 1)) else {
@@ -35,7 +36,11 @@ pub fn read(line: &str) -> Result<Entry, String> {
         set_url(&mut request, url);
     }
     let rest = &words[time + 2..];
-    if time == 0 { envoy(&mut request, rest) } else { combined(&mut request, &words[..time], rest) }
+    if time == 0 {
+        envoy(&mut request, rest)
+    } else {
+        combined(&mut request, &words[..time], rest)
+    }
     Ok(Entry { at, request })
 }
 
