@@ -12,6 +12,7 @@ mod identity;
 mod language;
 mod observing;
 mod passages;
+mod replay;
 mod reply;
 mod routes;
 

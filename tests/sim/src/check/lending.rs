@@ -52,8 +52,8 @@ struct Envelope {
     limit: TokenBucket,
     /// When the bucket was written last: what comes back since then comes at the rate of whoever charges next.
     written: Micros,
-    /// By which limit: when it is full by that, the store forgets it.
-    written_by: TokenBucket,
+    /// By which limit, where that is known: when it is full by that, the store forgets it.
+    written_by: Option<TokenBucket>,
     /// So many units more there may be ...
     extra: u64,
     /// ... until then, by the true time.
@@ -122,7 +122,7 @@ impl Lending {
             if let Limit::TokenBucket(limit) = charged.limit
                 && used.contains(&limit)
             {
-                envelope.written_by = limit;
+                envelope.written_by = Some(limit);
             }
         }
         let (tokens, lent, capacity) = (there.tokens, there.lent.units.total(), charged.limit.capacity().count());
@@ -155,7 +155,7 @@ impl Lending {
             let is_one = self.limits_at(&name.policy, at).is_some_and(|limits| limits.len() == 1);
             let envelope = self.envelope(name, gained, at);
             // A bucket that is full by one limit is forgotten, and so full by the others.
-            if !is_one || envelope.written_by != envelope.limit {
+            if !is_one || envelope.written_by != Some(envelope.limit) {
                 envelope.fill();
             }
         }
@@ -201,7 +201,7 @@ impl Lending {
                     if let Some(there) = store.standing(&name, &envelope.limit, learns, at) {
                         envelope.reference.fill_to(there.tokens + there.lent.units.total(), there.fraction);
                     }
-                    envelope.written = Micros::ZERO;
+                    (envelope.written, envelope.written_by) = (Micros::ZERO, None);
                     envelope.widen(alive, at);
                 }
             }
@@ -234,7 +234,7 @@ impl Lending {
             reference: Reference::full(limit, gained),
             limit,
             written: gained,
-            written_by: limit,
+            written_by: Some(limit),
             extra: 0,
             until: Micros::ZERO,
         });
