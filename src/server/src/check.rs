@@ -12,6 +12,7 @@ use self::find::{Document, Finder, Found, LOOKED_FOR};
 use self::report::{FileReport, Finding, PolicyReport, Severity};
 use crate::calendar;
 use crate::document::{self, Dialect, Node};
+use crate::terminal;
 use annotate_snippets::Renderer;
 use clap::ValueEnum;
 use std::cell::RefCell;
@@ -107,7 +108,7 @@ pub fn run(args: &CheckArgs) -> ExitCode {
             Ok(source) => reports.push(check(&source, &env)),
             Err(error) => {
                 unreadable = true;
-                eprintln!("error: {error}");
+                terminal::warn(format_args!("error: {error}\n"));
             }
         }
     }
@@ -116,14 +117,16 @@ pub fn run(args: &CheckArgs) -> ExitCode {
     match args.format {
         Format::Json => {
             let files: Vec<serde_json::Value> = reports.iter().map(FileReport::json).collect();
-            println!("{:#}", serde_json::json!({"files": files, "errors": errors, "warnings": warnings}));
+            let all = serde_json::json!({"files": files, "errors": errors, "warnings": warnings});
+            terminal::say(format_args!("{all:#}\n"));
         }
         Format::Text => {
             let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             let renderer = if colours { Renderer::styled() } else { Renderer::plain() };
-            reports.iter().for_each(|report| print!("{}", report.text(&renderer)));
+            reports.iter().for_each(|report| terminal::say(report.text(&renderer)));
             if errors + warnings > 0 {
-                println!("{errors} {}, {warnings} {}", count(errors, "error"), count(warnings, "warning"));
+                let (error, warning) = (count(errors, "error"), count(warnings, "warning"));
+                terminal::say(format_args!("{errors} {error}, {warnings} {warning}\n"));
             }
         }
     }

@@ -10,6 +10,7 @@ mod tests;
 use self::explanation::Explanation;
 pub use self::request::{Body, Given, Name, Request, is_token};
 use crate::check::{self, Format, Held, Source};
+use crate::terminal;
 use annotate_snippets::Renderer;
 use std::process::ExitCode;
 use tollgate_core::facts::{Attribute, MetadataOf};
@@ -84,7 +85,7 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
     let (request, source) = match read {
         Ok(read) => read,
         Err(error) => {
-            eprintln!("error: {error}");
+            terminal::warn(format_args!("error: {error}\n"));
             return ExitCode::from(2);
         }
     };
@@ -96,11 +97,11 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
         Format::Json => {
             let findings = &report.json()["findings"];
             let all = serde_json::json!({"file": source.name, "findings": findings, "explanations": explanations});
-            println!("{all:#}");
+            terminal::say(format_args!("{all:#}\n"));
         }
         Format::Text => {
-            print!("{}", text(&source.name, &held, &explanations));
-            eprint!("{}", report.text(&Renderer::plain()));
+            terminal::say(text(&source.name, &held, &explanations));
+            terminal::warn(report.text(&Renderer::plain()));
         }
     }
     if report.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) }

@@ -17,6 +17,7 @@ mod schema;
 mod serve;
 mod settings;
 mod store;
+mod terminal;
 mod throttle;
 mod traces;
 
@@ -56,7 +57,8 @@ fn main() -> ExitCode {
     let matches = match Cli::command().try_get_matches() {
         Ok(matches) => matches,
         Err(error) if error.use_stderr() && explain::may_hold_secrets(std::env::args_os()) => {
-            eprintln!("error: {}\n\nFor more information, try 'tollgate explain --help'.", explain::refuse(&error));
+            let why = explain::refuse(&error);
+            terminal::warn(format_args!("error: {why}\n\nFor more information, try 'tollgate explain --help'.\n"));
             return ExitCode::from(2);
         }
         Err(error) => error.exit(),
@@ -71,7 +73,7 @@ fn main() -> ExitCode {
             match Settings::resolve(*args, matches, Secrets::from_env()) {
                 Ok(settings) => run(settings),
                 Err(error) => {
-                    eprintln!("error: {error}");
+                    terminal::warn(format_args!("error: {error}\n"));
                     ExitCode::FAILURE
                 }
             }

@@ -15,6 +15,7 @@ use self::lines::Lines;
 use self::report::Report;
 use self::tally::Tally;
 use crate::check::{self, Format, Held, Source};
+use crate::terminal;
 use annotate_snippets::Renderer;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -98,7 +99,7 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
     };
     let (report, held) = check::examine(&source, &env);
     let report = report.without_warnings();
-    eprint!("{}", report.text(&Renderer::plain()));
+    terminal::warn(report.text(&Renderer::plain()));
     if !report.findings.is_empty() {
         return ExitCode::from(1);
     }
@@ -107,8 +108,11 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
         Err(error) => return unreadable(&error),
     };
     match args.format {
-        Format::Json => println!("{:#}", serde_json::json!({"file": source.name, "replays": reports})),
-        Format::Text => reports.iter().for_each(|report| print!("{report}")),
+        Format::Json => {
+            let all = serde_json::json!({"file": source.name, "replays": reports});
+            terminal::say(format_args!("{all:#}\n"));
+        }
+        Format::Text => reports.iter().for_each(terminal::say),
     }
     if let Some(file) = &args.html
         && let Err(error) = std::fs::write(file, page::page(&source.name, &reports))
@@ -119,7 +123,7 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
 }
 
 fn unreadable(error: &str) -> ExitCode {
-    eprintln!("error: {error}");
+    terminal::warn(format_args!("error: {error}\n"));
     ExitCode::from(2)
 }
 

@@ -11,6 +11,7 @@ mod reference;
 #[cfg(test)]
 pub mod tests;
 
+use crate::terminal;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -60,7 +61,7 @@ pub enum Kind {
 
 /// Runs the command.
 pub fn run(args: &SchemaArgs) -> ExitCode {
-    print!("{}", text(args.kind));
+    terminal::say(text(args.kind));
     ExitCode::SUCCESS
 }
 

@@ -3,6 +3,7 @@
 use crate::api::{Endpoint, service};
 use crate::connection::{self, End};
 use crate::refusal::Reason;
+use crate::terminal;
 use crate::throttle::Throttle;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ pub async fn serve(listen: SocketAddr, endpoint: Endpoint, max_connections: usiz
     tokio::spawn(async move { sweeper.store().keep_small().await });
 
     // Tests and scripts read this line to learn the port.
-    println!("listening on http://{address}");
+    terminal::say(format_args!("listening on http://{address}\n"));
     info!(%address, store = %endpoint.store().describe(), "listening");
 
     let (ending, _) = watch::channel(false);

@@ -199,3 +199,29 @@ fn every_policy_in_the_documentation_passes_check_and_is_accepted_by_envoy() {
         assert!(is_right, "{policy}\n{findings:#}");
     }
 }
+
+#[test]
+fn a_reader_that_has_gone_is_no_error_and_a_full_disk_is_one() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../envoy/demo.yaml").display().to_string();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let log = folder.path().join("access.log");
+    std::fs::write(&log, r#"{"time": 1, "method": "GET", "path": "/"}"#).expect("written");
+    let log = log.display().to_string();
+    let commands: [&[&str]; 4] =
+        [&["schema", "policy"], &["check", &demo], &["explain", &demo, "--path", "/"], &["replay", &demo, &log]];
+    for words in commands {
+        let command = || {
+            let mut command = Command::new(tool("TOLLGATE_BIN"));
+            command.args(words);
+            command
+        };
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let gone = run(command().stdout(writer));
+        assert!(gone.status.success() && gone.stderr.is_empty(), "{words:?}: {gone:?}");
+        let full = run(command().stdout(std::fs::File::create("/dev/full").expect("it is there")));
+        let told = String::from_utf8_lossy(&full.stderr);
+        assert_eq!(full.status.code(), Some(2), "{words:?}: {told}");
+        assert!(told.contains("standard output cannot be written: No space left"), "{told}");
+    }
+}

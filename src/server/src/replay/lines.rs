@@ -177,7 +177,7 @@ fn size(log: &str) -> Result<Option<u64>, String> {
     if metadata.is_dir() {
         return Err(format!("{log}: cannot be read: it is a directory"));
     }
-    Ok(metadata.is_file().then(|| metadata.len()))
+    Ok(metadata.is_file().then_some(metadata.len()))
 }
 
 fn open(log: &str) -> Result<Box<dyn BufRead>, String> {

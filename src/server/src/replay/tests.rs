@@ -79,7 +79,7 @@ fn what_is_rejected_is_what_the_limits_say() {
 fn leases_admit_no_more_than_the_limit() {
     // Twenty a second for a minute, of a bucket of ten and one a second.
     let log: Vec<String> = (0..1200).map(|place| line(place * 50, "/", "a")).collect();
-    let exact = replayed(&exact(), &[log.clone()], &hash_key).expect("replayed");
+    let exact = replayed(&exact(), std::slice::from_ref(&log), &hash_key).expect("replayed");
     let leased = replayed(&POLICY.replace("MODE", "mode: leased,"), &[log], &hash_key).expect("replayed");
     assert_eq!(exact.admitted, 69, "ten, and one for each second that has passed");
     assert!((60..=69).contains(&leased.admitted), "{}", leased.admitted);

@@ -218,7 +218,7 @@ fn what_a_limit_that_was_in_force_meanwhile_may_have_refilled_is_no_violation() 
     for (between, units, holds) in [("4/ms", 10, true), ("4/ms", 11, false), ("1/s", 1, false)] {
         let sets = [set(3, "1/s"), set(29, between), set(10, "1/s")];
         let mut local = local::Local::new(&sets);
-        let mut take = |local: &mut local::Local, config: usize, id: u64, units: u64, now: Micros| {
+        let take = |local: &mut local::Local, config: usize, id: u64, units: u64, now: Micros| {
             let set = &sets[config];
             let mut plan = set.plan(&crate::facts::Facts::of(&crate::generate::scenario(1).requests[0]));
             plan.charges[0].cost = Tokens::new(units).unwrap();

@@ -48,14 +48,14 @@ fn combined(request: &mut Request, before: &[Word], rest: &[Word]) {
     if let Some(Word::Bare(client)) = before.first().filter(|_| before.len() >= 3) {
         request.client = Some(client.clone()).filter(|client| is_said(client));
     }
-    let quoted = quoted(rest);
+    let quoted: Vec<&str> = rest.iter().filter_map(Word::quoted).collect();
     for (name, value) in ["referer", "user-agent"].into_iter().zip(quoted) {
         add(request, name, value);
     }
 }
 
 fn envoy(request: &mut Request, rest: &[Word]) {
-    let quoted = quoted(rest);
+    let quoted: Vec<&str> = rest.iter().filter_map(Word::quoted).collect();
     // Istio has the reason of a failure before them.
     let is_istio = quoted.len() > 5;
     let names = ["x-forwarded-for", "user-agent", "x-request-id", ":authority"];
@@ -66,12 +66,12 @@ fn envoy(request: &mut Request, rest: &[Word]) {
             name => add(request, name, value),
         }
     }
-    let last_quoted = rest.iter().rposition(|word| matches!(word, Word::Quoted(_))).unwrap_or(0);
-    let client = rest.get(last_quoted + 4).filter(|_| is_istio).and_then(bare);
+    let last_quoted = rest.iter().rposition(|word| word.quoted().is_some()).unwrap_or(0);
+    let client = rest.get(last_quoted + 4).filter(|_| is_istio).and_then(Word::bare);
     // Envoy's own form has no address but what Envoy has added here.
     let forwarded = quoted.first().and_then(|list| list.rsplit(',').next()).map(str::trim);
     request.client = client.or(forwarded.filter(|_| !is_istio)).filter(|client| is_said(client)).map(Into::into);
-    let received = rest.iter().skip(2).filter_map(bare).skip(if is_istio { 2 } else { 0 });
+    let received = rest.iter().skip(2).filter_map(Word::bare).skip(if is_istio { 2 } else { 0 });
     if let Some(length) = received.take(1).find_map(|received| received.parse().ok()) {
         set_length(request, length);
     }
@@ -83,19 +83,14 @@ fn add(request: &mut Request, name: &str, value: &str) {
     }
 }
 
-fn bare(word: &Word) -> Option<&str> {
-    match word {
-        Word::Bare(text) => Some(text),
-        Word::Quoted(_) | Word::Bracketed(_) => None,
+impl Word {
+    fn bare(&self) -> Option<&str> {
+        if let Self::Bare(text) = self { Some(text) } else { None }
     }
-}
 
-fn quoted(words: &[Word]) -> Vec<&str> {
-    let quoted = |word| match word {
-        &Word::Quoted(ref text) => Some(text.as_str()),
-        Word::Bare(_) | Word::Bracketed(_) => None,
-    };
-    words.iter().filter_map(quoted).collect()
+    fn quoted(&self) -> Option<&str> {
+        if let Self::Quoted(text) = self { Some(text) } else { None }
+    }
 }
 
 fn words(line: &str) -> Vec<Word> {
