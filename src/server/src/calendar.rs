@@ -32,10 +32,12 @@ pub fn check(name: &ZoneName) -> Result<(), String> {
     })
 }
 
-/// What is wrong with the first time zone of this decision that there is not.
-pub fn refusal(decision: &DecisionRequest) -> Option<String> {
+/// The first time zone of this decision that there is not.
+pub fn strange(decision: &DecisionRequest) -> Option<&ZoneName> {
     decision.charges.iter().find_map(|charge| match &charge.limit {
-        Limit::FixedWindow(FixedWindow { window: Window::Calendar(window), .. }) => check(&window.zone).err(),
+        Limit::FixedWindow(FixedWindow { window: Window::Calendar(window), .. }) => {
+            zone(&window.zone).is_none().then_some(&window.zone)
+        }
         _ => None,
     })
 }

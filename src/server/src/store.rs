@@ -103,16 +103,18 @@ impl Store {
         let mut strange = Vec::new();
         let mut index = 0;
         decisions.retain(|decision| {
-            let refusal = calendar::refusal(decision);
-            if let Some(error) = &refusal {
+            let zone = calendar::strange(decision);
+            if let Some(zone) = zone {
                 strange.push(index);
                 self.faults.count(FaultKind::UnknownTimeZone, 1);
+                // What was meant is searched for a long time: once for a line.
                 if let Some(held_back) = self.strange_zones.pass() {
+                    let error = calendar::check(zone).err();
                     warn!(error, held_back, "a decision failed: its calendar window is in no time zone");
                 }
             }
             index += 1;
-            refusal.is_none()
+            zone.is_none()
         });
         strange
     }
