@@ -78,7 +78,14 @@ async fn a_connection_too_many_is_closed_at_once_and_its_place_comes_back() {
 }
 
 #[tokio::test]
-async fn sigterm_lets_a_running_request_end_and_takes_no_more() {
+async fn a_signal_to_end_lets_a_running_request_end_and_takes_no_more() {
+    // A terminal that is closed sends the last one.
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        ends_in_order(signal).await;
+    }
+}
+
+async fn ends_in_order(signal: i32) {
     let redis = Redis::start().await;
     let mut endpoint = Endpoint::start_with(&["--store", &redis.url(), "--store-timeout", "5s"]).await;
     let (address, idle) = (endpoint.address, TcpStream::connect(endpoint.address).await.expect("a connection"));
@@ -86,7 +93,7 @@ async fn sigterm_lets_a_running_request_end_and_takes_no_more() {
     redis.process.freeze();
     let running = tokio::spawn(send(ask(address)));
     in_flight(address, "1").await;
-    endpoint.process.signal(libc::SIGTERM);
+    endpoint.process.signal(signal);
     eventually("nobody listens", async || match TcpStream::connect(address).await {
         Ok(_) => Err("somebody does"),
         Err(_) => Ok(()),

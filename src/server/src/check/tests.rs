@@ -446,3 +446,9 @@ fn the_capabilities_are_all_that_the_filter_uses() {
     let missing: Vec<&String> = used.iter().filter(|name| !deployment::CALLS.contains(&name.as_str())).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
+
+#[test]
+fn a_file_without_an_end_is_refused() {
+    let error = Source::read("/dev/zero").err().expect("it is refused");
+    assert_eq!(error, "/dev/zero: cannot be read: it has more than 64 MiB");
+}
