@@ -40,7 +40,7 @@ impl Default for State {
 impl Breaker {
     /// A call that may be made now; `None` when none may.
     pub fn enter(&self) -> Option<Call<'_>> {
-        self.lets_through(Instant::now()).then(|| Call(Some(self)))
+        self.lets_through(Instant::now()).map(|kind| Call(Some(self), kind))
     }
 
     /// Whether calls fail at once, but for a probe.
@@ -48,21 +48,21 @@ impl Breaker {
         matches!(*self.lock(), State::Open { .. })
     }
 
-    fn lets_through(&self, now: Instant) -> bool {
+    fn lets_through(&self, now: Instant) -> Option<Kind> {
         let mut state = self.lock();
         match *state {
-            State::Closed { .. } => true,
-            State::Open { until } if now < until => false,
+            State::Closed { .. } => Some(Kind::Usual),
+            State::Open { until } if now < until => None,
             State::Open { .. } => {
-                // This one is the probe; the others wait for it.
+                // The others wait for it.
                 *state = State::Open { until: now + PROBE_FOR };
-                true
+                Some(Kind::Probe)
             }
         }
     }
 
     /// A call has ended. Gives whether that opened or closed the breaker.
-    fn ended(&self, answered: bool, now: Instant) -> Option<Change> {
+    fn ended(&self, kind: Kind, answered: bool, now: Instant) -> Option<Change> {
         let mut state = self.lock();
         match (*state, answered) {
             (State::Closed { .. }, true) => {
@@ -84,16 +84,19 @@ impl Breaker {
                 None
             }
             (State::Open { .. }, false) => {
-                *state = State::Open { until: now + OPEN_FOR };
+                // One that was let through before it opened says nothing new.
+                if kind == Kind::Probe {
+                    *state = State::Open { until: now + OPEN_FOR };
+                }
                 None
             }
         }
     }
 
     /// A call's caller has gone before its end. That says nothing of the store, but a probe must not be waited for.
-    fn abandoned(&self, now: Instant) {
+    fn abandoned(&self, kind: Kind, now: Instant) {
         let mut state = self.lock();
-        if let State::Open { .. } = *state {
+        if let (State::Open { .. }, Kind::Probe) = (*state, kind) {
             *state = State::Open { until: now };
         }
     }
@@ -104,19 +107,27 @@ impl Breaker {
 }
 
 /// A call that the breaker has let through.
-pub struct Call<'a>(Option<&'a Breaker>);
+pub struct Call<'a>(Option<&'a Breaker>, Kind);
+
+/// As what a call was let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Usual,
+    /// The one while it is open.
+    Probe,
+}
 
 impl Call<'_> {
     /// It has ended, with an answer or without.
     pub fn ended(mut self, answered: bool) -> Option<Change> {
-        self.0.take().and_then(|breaker| breaker.ended(answered, Instant::now()))
+        self.0.take().and_then(|breaker| breaker.ended(self.1, answered, Instant::now()))
     }
 }
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         if let Some(breaker) = self.0 {
-            breaker.abandoned(Instant::now());
+            breaker.abandoned(self.1, Instant::now());
         }
     }
 }
@@ -142,10 +153,10 @@ mod tests {
             .filter(|number| {
                 let now = start + ms(10) * *number;
                 let through = breaker.lets_through(now);
-                if through {
-                    breaker.ended(false, now);
+                if let Some(kind) = through {
+                    breaker.ended(kind, false, now);
                 }
-                through
+                through.is_some()
             })
             .map(|_| 1)
             .sum()
@@ -155,17 +166,17 @@ mod tests {
     fn failures_in_a_row_open_it_and_then_calls_fail_at_once() {
         let (breaker, start) = (Breaker::default(), Instant::now());
         assert_eq!(fail(&breaker, 50, start), FAILURES);
-        assert!(!breaker.lets_through(start + ms(900)));
+        assert_eq!(breaker.lets_through(start + ms(900)), None);
     }
 
     #[test]
     fn one_answer_in_between_starts_the_count_anew_and_so_does_time() {
         let (breaker, start) = (Breaker::default(), Instant::now());
         fail(&breaker, FAILURES - 1, start);
-        assert_eq!(breaker.ended(true, start + ms(50)), None);
+        assert_eq!(breaker.ended(Kind::Usual, true, start + ms(50)), None);
         assert_eq!(fail(&breaker, FAILURES - 1, start + ms(60)), FAILURES - 1);
         assert_eq!(fail(&breaker, FAILURES - 1, start + ms(60) + WITHIN), FAILURES - 1);
-        assert!(breaker.lets_through(start + ms(200) + WITHIN));
+        assert_eq!(breaker.lets_through(start + ms(200) + WITHIN), Some(Kind::Usual));
     }
 
     #[test]
@@ -173,22 +184,32 @@ mod tests {
         let (breaker, start) = (Breaker::default(), Instant::now());
         fail(&breaker, FAILURES, start);
         let probe = start + ms(1050);
-        assert!(breaker.lets_through(probe));
-        assert!((0..10).all(|n| !breaker.lets_through(probe + ms(n))), "the others wait for the probe");
-        assert_eq!(breaker.ended(false, probe + ms(20)), None);
-        assert!(!breaker.lets_through(probe + ms(900)));
-        assert!(breaker.lets_through(probe + ms(1030)));
-        assert_eq!(breaker.ended(true, probe + ms(1040)), Some(Change::Closed));
-        assert!((0..10).all(|n| breaker.lets_through(probe + ms(1050 + n))));
+        assert_eq!(breaker.lets_through(probe), Some(Kind::Probe));
+        assert!((0..10).all(|n| breaker.lets_through(probe + ms(n)).is_none()), "the others wait for the probe");
+        assert_eq!(breaker.ended(Kind::Probe, false, probe + ms(20)), None);
+        assert_eq!(breaker.lets_through(probe + ms(900)), None);
+        assert_eq!(breaker.lets_through(probe + ms(1030)), Some(Kind::Probe));
+        assert_eq!(breaker.ended(Kind::Probe, true, probe + ms(1040)), Some(Change::Closed));
+        assert!((0..10).all(|n| breaker.lets_through(probe + ms(1050 + n)).is_some()));
     }
 
     #[test]
     fn a_probe_whose_caller_goes_makes_room_for_another() {
         let (breaker, start) = (Breaker::default(), Instant::now());
         fail(&breaker, FAILURES, start);
-        assert!(breaker.lets_through(start + ms(1050)));
-        breaker.abandoned(start + ms(1060));
-        assert!(breaker.lets_through(start + ms(1060)));
+        assert_eq!(breaker.lets_through(start + ms(1050)), Some(Kind::Probe));
+        breaker.abandoned(Kind::Probe, start + ms(1060));
+        assert_eq!(breaker.lets_through(start + ms(1060)), Some(Kind::Probe));
+    }
+
+    #[test]
+    fn calls_from_before_it_opened_make_no_room_for_a_second_probe() {
+        let (breaker, start) = (Breaker::default(), Instant::now());
+        fail(&breaker, FAILURES, start);
+        assert_eq!(breaker.lets_through(start + ms(1050)), Some(Kind::Probe));
+        breaker.abandoned(Kind::Usual, start + ms(1060));
+        assert_eq!(breaker.ended(Kind::Usual, false, start + ms(1070)), None);
+        assert_eq!(breaker.lets_through(start + ms(3_000)), None, "the probe is out");
     }
 
     #[test]
@@ -205,8 +226,8 @@ mod tests {
     fn a_probe_that_never_ends_is_not_waited_for_for_ever() {
         let (breaker, start) = (Breaker::default(), Instant::now());
         fail(&breaker, FAILURES, start);
-        assert!(breaker.lets_through(start + ms(1050)));
-        assert!(!breaker.lets_through(start + ms(11_000)));
-        assert!(breaker.lets_through(start + ms(1050) + PROBE_FOR));
+        assert_eq!(breaker.lets_through(start + ms(1050)), Some(Kind::Probe));
+        assert_eq!(breaker.lets_through(start + ms(11_000)), None);
+        assert_eq!(breaker.lets_through(start + ms(1050) + PROBE_FOR), Some(Kind::Probe));
     }
 }
