@@ -17,7 +17,7 @@ use self::tally::Tally;
 use crate::check::{self, Format, Held, Source};
 use crate::terminal;
 use annotate_snippets::Renderer;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const HELP: &str = "\
@@ -92,7 +92,7 @@ struct FieldArgs {
 /// Runs the command.
 pub fn run(args: &ReplayArgs) -> ExitCode {
     let env = |name: &str| std::env::var(name).ok();
-    let read = Fields::new(&args.fields).and_then(|fields| Ok((fields, Source::read(&args.file)?)));
+    let read = args.may_write().and_then(|()| Ok((Fields::new(&args.fields)?, Source::read(&args.file)?)));
     let (fields, source) = match read {
         Ok(read) => read,
         Err(error) => return unreadable(&error),
@@ -120,6 +120,27 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
         return unreadable(&format!("{}: cannot be written: {error}", file.display()));
     }
     ExitCode::SUCCESS
+}
+
+impl ReplayArgs {
+    /// Whether the page can be written, as far as that is known before hours have been spent; and over none of what is read.
+    fn may_write(&self) -> Result<(), String> {
+        let Some(page) = &self.html else { return Ok(()) };
+        let refused = |why: &str| Err(format!("--html {}: {why}", page.display()));
+        if page.is_dir() {
+            return refused("it is a directory");
+        }
+        if page.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+            return refused("there is no such directory");
+        }
+        let is_page = |name: &String| {
+            page.canonicalize().is_ok_and(|page| Path::new(name).canonicalize().is_ok_and(|name| name == page))
+        };
+        if std::iter::once(&self.file).chain(&self.logs).any(is_page) {
+            return refused("it would be written over what is read");
+        }
+        Ok(())
+    }
 }
 
 fn unreadable(error: &str) -> ExitCode {

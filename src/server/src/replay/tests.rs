@@ -159,3 +159,30 @@ fn a_long_log_has_a_short_timeline() {
     assert_eq!(requests.iter().sum::<u64>(), 2000);
     assert!(*seconds * requests.len() as f64 >= 1999.0 * 60.0);
 }
+
+#[test]
+fn the_page_is_written_over_nothing_that_is_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("access.log"), "").expect("written");
+    let may_write = |page: String| {
+        let args = ReplayArgs {
+            file: path("policy.yaml"),
+            logs: vec![path("access.log")],
+            fields: FieldArgs::default(),
+            format: Format::Text,
+            html: Some(page.into()),
+        };
+        args.may_write()
+    };
+    assert_eq!(may_write(path("new.html")), Ok(()));
+    assert_eq!(may_write("new.html".into()), Ok(()));
+    for (page, why) in [
+        (path("."), "it is a directory"),
+        (path("none/new.html"), "there is no such directory"),
+        (path("./access.log"), "it would be written over what is read"),
+    ] {
+        let error = may_write(page).expect_err("it is refused");
+        assert!(error.starts_with("--html ") && error.ends_with(why), "{error}");
+    }
+}
