@@ -13,8 +13,9 @@ mod server {
     pub mod calendar;
     pub mod check;
     pub mod document;
+    pub mod terminal;
 }
-pub use server::{calendar, check, document};
+pub use server::{calendar, check, document, terminal};
 
 use std::sync::LazyLock;
 use tollgate_core::decision::{Decision, Outcome, Part, Step};
