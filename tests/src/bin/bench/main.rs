@@ -1,8 +1,9 @@
 //! `make bench`: what the filter costs, beside Envoy without it and beside Envoy's own, in one run on one machine.
 //!
 //! One Envoy for each row, all of them started before any is measured; it answers by itself, or is in front of another
-//! that does. A client keeps its connections busy: each row for a second and a half, in three rounds over all rows, of
-//! which the one in the middle counts. So what disturbs the machine for a while disturbs all rows alike.
+//! that does. A client keeps its connections busy, or sends at a rate that all rows can carry: each row for a second and a
+//! half, in three rounds over all rows, of which the one in the middle counts. So what disturbs the machine for a while
+//! disturbs all rows alike.
 
 mod plot;
 mod rows;
@@ -11,7 +12,7 @@ use rows::{CALLERS, Endpoints, NOTHING, Row, rows};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
-use tollgate_tests::load::{Requests, busy};
+use tollgate_tests::load::{Answers, Requests, busy, paced};
 use tollgate_tests::{Envoy, EnvoyBuilder, machine, tool};
 
 const WARM_UP: Duration = Duration::from_millis(500);
@@ -26,16 +27,20 @@ struct Case {
     is_proxied: bool,
     workers: u32,
     connections: usize,
+    /// Requests a second; without, each connection sends its next request when it has its answer.
+    rate: Option<u32>,
 }
 
-const CASES: [Case; 7] = [
-    Case { is_proxied: false, workers: 1, connections: 1 },
-    Case { is_proxied: false, workers: 1, connections: 16 },
-    Case { is_proxied: false, workers: 1, connections: 64 },
-    Case { is_proxied: false, workers: 2, connections: 64 },
-    Case { is_proxied: true, workers: 1, connections: 1 },
-    Case { is_proxied: true, workers: 1, connections: 16 },
-    Case { is_proxied: true, workers: 1, connections: 64 },
+const CASES: [Case; 9] = [
+    Case { is_proxied: false, workers: 1, connections: 1, rate: None },
+    Case { is_proxied: false, workers: 1, connections: 16, rate: None },
+    Case { is_proxied: false, workers: 1, connections: 64, rate: None },
+    Case { is_proxied: false, workers: 2, connections: 64, rate: None },
+    Case { is_proxied: true, workers: 1, connections: 1, rate: None },
+    Case { is_proxied: true, workers: 1, connections: 16, rate: None },
+    Case { is_proxied: true, workers: 1, connections: 64, rate: None },
+    Case { is_proxied: false, workers: 1, connections: 16, rate: Some(4000) },
+    Case { is_proxied: true, workers: 1, connections: 16, rate: Some(4000) },
 ];
 
 /// What a row has shown in a case.
@@ -89,7 +94,7 @@ async fn main() {
         }
         cases.push(json!({
             "in_front_of_an_upstream": case.is_proxied, "workers": case.workers, "connections": case.connections,
-            "rows": lines,
+            "sent_per_second": case.rate, "rows": lines,
         }));
     }
     let folder = tool("BENCH_DIR");
@@ -99,9 +104,21 @@ async fn main() {
 
 impl Case {
     fn title(&self) -> String {
-        let Self { is_proxied, workers, connections } = self;
+        let Self { is_proxied, workers, connections, rate } = self;
         let how = if *is_proxied { "in front of an upstream" } else { "answered by Envoy itself" };
-        format!("{how}; workers: {workers}, connections: {connections}")
+        let rate = rate.map_or("as fast as it goes".into(), |rate| format!("{rate} requests/s"));
+        format!("{how}; workers: {workers}, connections: {connections}, {rate}")
+    }
+
+    async fn load(&self, envoy: &Envoy, time: Duration, requests: &Requests) -> Answers {
+        match self.rate {
+            None => busy(envoy.address, self.connections, time, requests, EXPECTED).await,
+            Some(rate) => {
+                let answers = paced(envoy.address, self.connections, rate.into(), time, requests).await;
+                assert_eq!(answers.with(200).count(), answers.count(), "all are admitted");
+                answers
+            }
+        }
     }
 }
 
@@ -114,13 +131,13 @@ async fn measure(case: &Case, rows: &[Row], upstream: &Envoy) -> Vec<Measured> {
         let envoy = row.envoy.clone().workers(case.workers);
         let envoy = if case.is_proxied { envoy.to(upstream.address) } else { envoy };
         let envoy = envoy.start().await;
-        busy(envoy.address, case.connections, WARM_UP, &requests, EXPECTED).await;
+        case.load(&envoy, WARM_UP, &requests).await;
         envoys.push((row.name, envoy, Vec::new()));
     }
     for _ in 0..ROUNDS {
         for (name, envoy, rounds) in &mut envoys {
             let before = envoy.process.cpu_time();
-            let answers = busy(envoy.address, case.connections, MEASURED, &requests, EXPECTED).await;
+            let answers = case.load(envoy, MEASURED, &requests).await;
             let used = envoy.process.cpu_time().saturating_sub(before).as_secs_f64();
             let [p50, p99] = [50.0, 99.0].map(|percent| answers.percentile(percent));
             let resident = envoy.process.resident() as f64 / f64::from(1 << 20);
@@ -129,7 +146,10 @@ async fn measure(case: &Case, rows: &[Row], upstream: &Envoy) -> Vec<Measured> {
         }
     }
     let middle = |mut rounds: Vec<Measured>| {
-        rounds.sort_by(|one, other| one.rate.total_cmp(&other.rate));
+        match case.rate {
+            None => rounds.sort_by(|one, other| one.rate.total_cmp(&other.rate)),
+            Some(_) => rounds.sort_by_key(|round| round.p99),
+        }
         rounds.swap_remove(ROUNDS / 2)
     };
     envoys.into_iter().map(|(_, _, rounds)| middle(rounds)).collect()

@@ -10,9 +10,9 @@ const GAP: usize = 6;
 const HEAD: usize = 34;
 
 /// Bars for the requests a second in parts of what no filter gives, of all cases with one worker and more than one
-/// connection. It has no colours but those of bars, so that it is readable on any ground.
+/// connection that go as fast as they can. It has no colours but those of bars, so that it is readable on any ground.
 pub fn bars(cases: &[Value]) -> String {
-    let shown = |case: &&Value| case["workers"] == 1 && case["connections"] != 1;
+    let shown = |case: &&Value| case["workers"] == 1 && case["connections"] != 1 && case["sent_per_second"].is_null();
     let (mut body, mut y) = (String::new(), 0);
     for case in cases.iter().filter(shown) {
         let how = if case["in_front_of_an_upstream"] == true { "in front of an upstream" } else { "answered by Envoy" };
