@@ -4,11 +4,12 @@
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
-use tokio::time::sleep_until;
 
 /// What to send, over and over: whole requests, written out beforehand.
 pub type Requests = Arc<[Vec<u8>]>;
@@ -102,27 +103,39 @@ pub async fn busy(
 /// Sends so many requests a second for a time, over so many connections in turn. A connection that still waits when it
 /// is its turn sends late.
 pub async fn paced(address: SocketAddr, connections: usize, rate: f64, time: Duration, requests: &Requests) -> Answers {
-    let start = Instant::now();
-    let step = Duration::from_secs_f64(1.0 / rate);
-    let round = step * u32::try_from(connections).expect("not so many");
-    let client = |number: usize| {
+    let (turns, received): (Vec<_>, Vec<_>) = (0..connections).map(|_| unbounded_channel()).unzip();
+    let client = |(number, mut turns): (usize, UnboundedReceiver<()>)| {
         let requests = Arc::clone(requests);
         async move {
             let mut connection = Connection::open(address).await;
             let mut answers = Vec::new();
-            let mut turn = start + step * u32::try_from(number).expect("not so many");
-            for request in requests.iter().cycle().skip(number * requests.len() / connections) {
-                if turn >= start + time {
-                    break;
-                }
-                sleep_until(turn.into()).await;
+            let mut requests = requests.iter().cycle().skip(number * requests.len() / connections);
+            while let (Some(()), Some(request)) = (turns.recv().await, requests.next()) {
                 answers.push(connection.exchange(request).await);
-                turn += round;
             }
             answers
         }
     };
-    Answers::new(together((0..connections).map(client)).await, time)
+    let beat = thread::spawn(move || beat(&turns, Duration::from_secs_f64(1.0 / rate), time));
+    let answers = together(received.into_iter().enumerate().map(client)).await;
+    beat.join().expect("a thread that ends");
+    Answers::new(answers, time)
+}
+
+/// Gives each of them its turn, one after the other, until the time is over. It is a thread because the runtime's timer
+/// tells whole milliseconds: requests would go out by fours and sixteens.
+fn beat(turns: &[UnboundedSender<()>], step: Duration, time: Duration) {
+    let start = Instant::now();
+    let mut turn = Duration::ZERO;
+    for one in turns.iter().cycle() {
+        if turn >= time {
+            break;
+        }
+        thread::sleep(turn.saturating_sub(start.elapsed()));
+        let is_gone = one.send(()).is_err();
+        assert!(!is_gone, "a connection ended before its time");
+        turn += step;
+    }
 }
 
 /// One request from each of these made-up callers. Gives the statuses.

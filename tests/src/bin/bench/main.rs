@@ -15,7 +15,8 @@ use std::time::Duration;
 use tollgate_tests::load::{Answers, Requests, busy, paced};
 use tollgate_tests::{Envoy, EnvoyBuilder, machine, tool};
 
-const WARM_UP: Duration = Duration::from_millis(500);
+/// Before each round: leases that nobody uses were given back meanwhile.
+const WARM_UP: Duration = Duration::from_millis(300);
 const MEASURED: Duration = Duration::from_millis(1500);
 const ROUNDS: usize = 3;
 
@@ -131,11 +132,11 @@ async fn measure(case: &Case, rows: &[Row], upstream: &Envoy) -> Vec<Measured> {
         let envoy = row.envoy.clone().workers(case.workers);
         let envoy = if case.is_proxied { envoy.to(upstream.address) } else { envoy };
         let envoy = envoy.start().await;
-        case.load(&envoy, WARM_UP, &requests).await;
         envoys.push((row.name, envoy, Vec::new()));
     }
     for _ in 0..ROUNDS {
         for (name, envoy, rounds) in &mut envoys {
+            case.load(envoy, WARM_UP, &requests).await;
             let before = envoy.process.cpu_time();
             let answers = case.load(envoy, MEASURED, &requests).await;
             let used = envoy.process.cpu_time().saturating_sub(before).as_secs_f64();
