@@ -1,5 +1,5 @@
-//! A light load: connections that are kept busy, or sent to at a rate, from one thread. It shares the machine with what
-//! it measures, so it does little more than to write bytes and to read them.
+//! A light load: connections that are kept busy from one thread, or sent to at a rate that another one beats. It shares the
+//! machine with what it measures, so it does little more than to write bytes and to read them.
 
 use std::net::SocketAddr;
 use std::ops::Range;

@@ -2,8 +2,8 @@
 //!
 //! One Envoy for each row, all of them started before any is measured; it answers by itself, or is in front of another
 //! that does. A client keeps its connections busy, or sends at a rate that all rows can carry: each row for a second and a
-//! half, in three rounds over all rows, of which the one in the middle counts. So what disturbs the machine for a while
-//! disturbs all rows alike.
+//! half, in three rounds over all rows, of which the one in the middle counts: by requests a second, or by p99 where the
+//! rate is given. So what disturbs the machine for a while disturbs all rows alike.
 
 mod plot;
 mod rows;
